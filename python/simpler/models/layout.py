@@ -1,0 +1,206 @@
+"""Where a model's weights and its key-value cache lie in flat float32 buffers.
+
+The forward pass owns no memory: it works on views of buffers given to it, which may be ordinary
+arrays or device memory of a chip. A layout depends on the configuration only, so every process
+that knows the configuration finds the same bytes at the same place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from simpler.models.config import LlamaConfig
+
+FloatArray: TypeAlias = NDArray[np.float32]
+
+FLOAT_BYTES = 4
+BLOCK_TOKENS = 16
+# Every tensor begins on a cache line, so that vector loads do not straddle two.
+_ALIGN_FLOATS = 16
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """One tensor: ``offset`` in floats from the start of the buffer, and its shape."""
+
+    offset: int
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of floats."""
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+    def view(self, buffer: FloatArray) -> FloatArray:
+        """The tensor inside ``buffer``, without a copy."""
+        return buffer[self.offset : self.offset + self.size].reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Views of one layer; matrices are ``[outputs, inputs]``, rows contiguous.
+
+    Attributes:
+        attention_norm: ``[embedding]``.
+        qkv: Query, key and value projections stacked, ``[(heads + 2 * kv_heads) * head, embedding]``.
+        attention_output: ``[embedding, heads * head]``.
+        feed_forward_norm: ``[embedding]``.
+        gate_up: Gate above up, ``[2 * hidden, embedding]``.
+        down: ``[embedding, hidden]``.
+    """
+
+    attention_norm: FloatArray
+    qkv: FloatArray
+    attention_output: FloatArray
+    feed_forward_norm: FloatArray
+    gate_up: FloatArray
+    down: FloatArray
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Views of all weights. ``embedding`` is ``[vocabulary, embedding]`` and serves both ends."""
+
+    embedding: FloatArray
+    layers: tuple[LayerWeights, ...]
+    output_norm: FloatArray
+
+
+class WeightLayout:
+    """Places of all weights of a model in one flat float32 buffer.
+
+    Projections that read the same input are stacked, so that one matrix product computes them.
+
+    Attributes:
+        places: Name of each tensor, such as ``"blk.0.qkv"``, to its place.
+        nbytes: Size of the buffer.
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        self._layer_count = config.layers
+        self.places: dict[str, TensorPlace] = {}
+        offset = 0
+        for name, shape in _weight_shapes(config):
+            place = TensorPlace(offset, shape)
+            self.places[name] = place
+            offset += -(-place.size // _ALIGN_FLOATS) * _ALIGN_FLOATS
+        self.size = offset
+        self.nbytes = offset * FLOAT_BYTES
+
+    def views(self, buffer: FloatArray) -> Weights:
+        """The weights inside ``buffer``, without a copy.
+
+        Raises:
+            ValueError: ``buffer`` is not flat contiguous float32 of at least ``nbytes``.
+        """
+        _check_buffer(buffer, self.size, "weights")
+        view = {name: place.view(buffer) for name, place in self.places.items()}
+        return Weights(
+            embedding=view["token_embd"],
+            layers=tuple(
+                LayerWeights(
+                    attention_norm=view[f"blk.{layer}.attn_norm"],
+                    qkv=view[f"blk.{layer}.qkv"],
+                    attention_output=view[f"blk.{layer}.attn_output"],
+                    feed_forward_norm=view[f"blk.{layer}.ffn_norm"],
+                    gate_up=view[f"blk.{layer}.gate_up"],
+                    down=view[f"blk.{layer}.down"],
+                )
+                for layer in range(self._layer_count)
+            ),
+            output_norm=view["output_norm"],
+        )
+
+
+def _weight_shapes(config: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    width, hidden = config.embedding, config.hidden
+    yield "token_embd", (config.vocabulary, width)
+    for layer in range(config.layers):
+        yield f"blk.{layer}.attn_norm", (width,)
+        yield f"blk.{layer}.qkv", ((config.heads + 2 * config.kv_heads) * config.head, width)
+        yield f"blk.{layer}.attn_output", (width, config.heads * config.head)
+        yield f"blk.{layer}.ffn_norm", (width,)
+        yield f"blk.{layer}.gate_up", (2 * hidden, width)
+        yield f"blk.{layer}.down", (width, hidden)
+    yield "output_norm", (width,)
+
+
+class KVLayout:
+    """A key-value cache in blocks of ``BLOCK_TOKENS`` tokens, one buffer for all layers.
+
+    The buffer is ``[layer][block][key or value][kv head][token][head]`` in float32. A block of a
+    layer is contiguous, and so are neighbouring blocks of it: moving a sequence to another buffer,
+    even one with another capacity, is one copy for each block.
+
+    Args:
+        config: The model.
+        capacity: Most tokens of a sequence, rounded up to whole blocks.
+
+    Raises:
+        ValueError: ``capacity`` is below 1 or above the model's context.
+    """
+
+    def __init__(self, config: LlamaConfig, capacity: int) -> None:
+        if not 1 <= capacity <= config.context:
+            raise ValueError(f"a capacity of {capacity} tokens is not 1 to {config.context}")
+        self.layers = config.layers
+        self.blocks = -(-capacity // BLOCK_TOKENS)
+        self.capacity = capacity
+        self._block_shape = (2, config.kv_heads, BLOCK_TOKENS, config.head)
+        self.block_size = 2 * config.kv_heads * BLOCK_TOKENS * config.head
+        self.block_bytes = self.block_size * FLOAT_BYTES
+        self.size = self.layers * self.blocks * self.block_size
+        self.nbytes = self.size * FLOAT_BYTES
+
+    def view(self, buffer: FloatArray) -> FloatArray:
+        """The cache inside ``buffer``, without a copy, in the shape named above.
+
+        Raises:
+            ValueError: ``buffer`` is not flat contiguous float32 of at least ``nbytes``.
+        """
+        _check_buffer(buffer, self.size, "key-value cache")
+        return buffer[: self.size].reshape(self.layers, self.blocks, *self._block_shape)
+
+    def used_blocks(self, tokens: int) -> int:
+        """Blocks of each layer that hold the first ``tokens`` tokens."""
+        return -(-tokens // BLOCK_TOKENS)
+
+    def copy_blocks(self, target: FloatArray, source: FloatArray, tokens: int) -> int:
+        """Copy the blocks that hold the first ``tokens`` tokens, one memcpy each.
+
+        Args:
+            target: Flat buffer in this layout.
+            source: Likewise; must not overlap it.
+            tokens: How much of the sequence to copy, at most the capacity.
+
+        Returns:
+            Number of bytes copied.
+
+        Raises:
+            ValueError: ``tokens`` is out of range or a buffer too small.
+        """
+        if not 0 <= tokens <= self.capacity:
+            raise ValueError(f"{tokens} tokens are not 0 to {self.capacity}")
+        to, of = self.view(target), self.view(source)
+        used = self.used_blocks(tokens)
+        for layer in range(self.layers):
+            for block in range(used):
+                to[layer, block] = of[layer, block]
+        return self.layers * used * self.block_bytes
+
+
+def _check_buffer(buffer: FloatArray, size: int, what: str) -> None:
+    if buffer.dtype != np.float32 or buffer.ndim != 1 or not buffer.flags.c_contiguous:
+        raise ValueError(f"the buffer of the {what} is not flat contiguous float32")
+    if buffer.size < size:
+        raise ValueError(f"the buffer of the {what} has {buffer.size} floats, but {size} are needed")
