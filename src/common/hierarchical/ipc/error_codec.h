@@ -21,9 +21,11 @@ struct RemoteFailure {
 };
 
 inline constexpr std::size_t kMaxFailureBytes = std::size_t{1} << 20;  // CP-5
+inline constexpr std::size_t kLeastFailureBytes = 128;  // the header and the three marks of a cut
 
-// At most `max_bytes` long in all: the traceback's head goes first, then the message's tail, and what was
-// cut says so inside the text ("... [12345 bytes cut]"). Cuts never split a UTF-8 sequence.
+// At most `max_bytes` long in all: the traceback's head goes first, then the message's tail, last the type
+// name's; what was cut says so inside the text ("... [12345 bytes cut]"). Cuts never split a UTF-8 sequence.
+// Throws Error{kInvalidArgument} for a `max_bytes` below kLeastFailureBytes or beyond 32 bits.
 std::vector<std::byte> encode_failure(const RemoteFailure& failure, std::size_t max_bytes = kMaxFailureBytes);
 
 // Throws Error{kProtocol} on anything that is not exactly one encoded failure.
