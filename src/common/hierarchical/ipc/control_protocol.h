@@ -1,0 +1,88 @@
+// The life of one control slot: who may move it where, and what each move publishes.
+//
+//   kIdle -> kPosted      parent   slot_post       publishes the request
+//   kPosted -> kRunning   child    slot_claim      by compare-and-swap against withdrawal
+//   kPosted -> kIdle      parent   slot_withdraw   the handler never runs (CP-8)
+//   kRunning -> kReplied  child    slot_finish     publishes the reply
+//   kRunning -> kAbandoned parent  slot_abandon    the caller left; the handler goes on
+//   kAbandoned -> kReplied child   slot_finish     a late reply: counted and dropped (CP-1)
+//   kPosted, kRunning, kAbandoned -> kPeerGone     parent, once the child is reaped
+//   kReplied, kPeerGone -> kIdle  parent           the reply has been read
+#pragma once
+
+#include "hierarchical/ipc/bell.h"
+
+namespace simpler {
+
+constexpr std::uint32_t raw(SlotState state) noexcept { return static_cast<std::uint32_t>(state); }
+
+constexpr bool reply_is_due(std::uint32_t state) noexcept {
+  return state == raw(SlotState::kPosted) || state == raw(SlotState::kRunning);
+}
+
+template <template <typename> class Atom>
+void slot_post(ControlSlot<Atom>& slot) {
+  // release: publishes the request to slot_claim's acquire. seq_cst because the poster looks next whether
+  // the child has died meanwhile, and whoever saw it die looks next for posted slots.
+  slot.state.store(raw(SlotState::kPosted), std::memory_order_seq_cst);
+}
+
+template <template <typename> class Atom>
+bool slot_move(ControlSlot<Atom>& slot, SlotState from, SlotState to) {
+  std::uint32_t expected = raw(from);
+  return slot.state.compare_exchange_strong(expected, raw(to), std::memory_order_seq_cst);
+}
+
+template <template <typename> class Atom>
+bool slot_claim(ControlSlot<Atom>& slot) {
+  return slot_move(slot, SlotState::kPosted, SlotState::kRunning);
+}
+
+template <template <typename> class Atom>
+bool slot_withdraw(ControlSlot<Atom>& slot) {
+  return slot_move(slot, SlotState::kPosted, SlotState::kIdle);
+}
+
+template <template <typename> class Atom>
+bool slot_abandon(ControlSlot<Atom>& slot) {
+  return slot_move(slot, SlotState::kRunning, SlotState::kAbandoned);
+}
+
+// Returns true when the caller had left (kAbandoned).
+template <template <typename> class Atom>
+bool slot_finish(ControlSlot<Atom>& slot) {
+  // Publishes the reply; pairs with the acquire of whoever reads kReplied. seq_cst: see slot_sleep.
+  const std::uint32_t before = slot.state.exchange(raw(SlotState::kReplied), std::memory_order_seq_cst);
+  if (slot.waiter.load(std::memory_order_seq_cst) != 0) futex_wake(slot.state, 1);
+  return before == raw(SlotState::kAbandoned);
+}
+
+// For a child that is reaped: fails the slot if a reply was due. Returns true if it did.
+template <template <typename> class Atom>
+bool slot_fail(ControlSlot<Atom>& slot) {
+  for (const SlotState from : {SlotState::kPosted, SlotState::kRunning, SlotState::kAbandoned}) {
+    if (slot_move(slot, from, SlotState::kPeerGone)) {
+      futex_wake(slot.state, 1);
+      return true;
+    }
+  }
+  return false;
+}
+
+// Sleeps until no reply is due any more, the deadline, or a signal. The waiter flag is set before the state
+// is read, the child writes the state before it reads the flag: one of the two sees the other.
+template <template <typename> class Atom>
+FutexResult slot_sleep(ControlSlot<Atom>& slot, Deadline deadline) {
+  slot.waiter.store(1, std::memory_order_seq_cst);
+  FutexResult result = FutexResult::kWoken;
+  for (;;) {
+    const std::uint32_t state = slot.state.load(std::memory_order_seq_cst);
+    if (!reply_is_due(state)) break;
+    result = futex_wait(slot.state, state, deadline);
+    if (result == FutexResult::kTimedOut || result == FutexResult::kInterrupted) break;
+  }
+  slot.waiter.store(0, std::memory_order_relaxed);
+  return result;
+}
+
+}  // namespace simpler
