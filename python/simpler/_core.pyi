@@ -103,7 +103,8 @@ class SharedBuffer:
 Replied = tuple[str, int, bytes | BaseException]  # ("reply", token, reply or error)
 Logged = tuple[str, int, bytes]  # ("log", worker, frame)
 Died = tuple[str, int, str]  # ("died", worker, how)
-Event = Replied | Logged | Died
+Ended = tuple[str, int, int]  # ("ended", worker, hold): see Tree.call_held
+Event = Replied | Logged | Died | Ended
 
 MakeError = Callable[[str, int, str, bool, tuple[str, str, str] | None], BaseException]
 """make_error(kind, worker, message, started, remote) -> exception to raise.
@@ -192,6 +193,12 @@ class Tree:
         self, worker: int, op: int, arg: int, lane: int, meta: bytes, payload: Buffer, timeout_s: float, /
     ) -> bytes:
         """One control call, positional only: the fast path. `arg` is the extension's id for EXTENSION."""
+    def call_held(
+        self, worker: int, op: int, arg: int, lane: int, meta: bytes, payload: Buffer, timeout_s: float, hold: int, /
+    ) -> bytes:
+        """`call` for a request that names memory. When the caller leaves (time-out, interrupt) after the
+        handler has begun, an event ("ended", worker, hold) follows once it has ended or the child is dead;
+        in all other cases the request is over when this returns or raises. hold: any non-zero number."""
     def broadcast(
         self,
         op: int,
@@ -201,17 +208,19 @@ class Tree:
         payload: Buffer,
         timeout_s: float,
         fail_fast: bool,
+        hold: int,
         /,
     ) -> list[bytes | BaseException | None]:
         """The call on every chip: replies or errors in worker order; None is still pending (fail_fast).
-        `metas` is empty or one per chip."""
+        `metas` is empty or one per chip. hold (0: none): as in call_held, one "ended" event for each child
+        whose result is None or an error made with started=True."""
     def submit(
-        self, worker: int, op: int, arg: int, lane: int, meta: bytes, payload: Buffer, timeout_s: float, /
+        self, worker: int, op: int, arg: int, lane: int, meta: bytes, payload: Buffer, timeout_s: float, hold: int, /
     ) -> int:
         """Start a call without waiting; its token. The reply comes through next_events().
         make_error("backpressure") when 1024 calls already wait for this child."""
     def submit_broadcast(
-        self, op: int, arg: int, lane: int, metas: Sequence[bytes], payload: Buffer, timeout_s: float, /
+        self, op: int, arg: int, lane: int, metas: Sequence[bytes], payload: Buffer, timeout_s: float, hold: int, /
     ) -> list[int]: ...
     def cancel(self, token: int, /) -> bool:
         """True when the call had not begun: it never will, and no event follows."""
