@@ -5,9 +5,10 @@
 //   kPosted -> kIdle      parent   slot_withdraw   the handler never runs (CP-8)
 //   kRunning -> kReplied  child    slot_finish     publishes the reply
 //   kRunning -> kAbandoned parent  slot_abandon    the caller left; the handler goes on
-//   kAbandoned -> kReplied child   slot_finish     a late reply: counted and dropped (CP-1)
-//   kPosted, kRunning, kAbandoned -> kPeerGone     parent, once the child is reaped
-//   kReplied, kPeerGone -> kIdle  parent           the reply has been read
+//   kAbandoned -> kLate   child    slot_finish     a late reply: counted and dropped (CP-1)
+//   kPosted, kRunning -> kPeerGone, kAbandoned -> kLate   parent, slot_fail, once the child is reaped
+//   kReplied, kPeerGone -> kIdle  the caller       it has read the reply
+//   kLate -> kIdle        parent   slot_reclaim    whoever wins the compare-and-swap
 #pragma once
 
 #include "hierarchical/ipc/bell.h"
@@ -52,21 +53,33 @@ bool slot_abandon(ControlSlot<Atom>& slot) {
 template <template <typename> class Atom>
 bool slot_finish(ControlSlot<Atom>& slot) {
   // Publishes the reply; pairs with the acquire of whoever reads kReplied. seq_cst: see slot_sleep.
-  const std::uint32_t before = slot.state.exchange(raw(SlotState::kReplied), std::memory_order_seq_cst);
+  if (!slot_move(slot, SlotState::kRunning, SlotState::kReplied)) {
+    slot_move(slot, SlotState::kAbandoned, SlotState::kLate);
+    return true;
+  }
   if (slot.waiter.load(std::memory_order_seq_cst) != 0) futex_wake(slot.state, 1);
-  return before == raw(SlotState::kAbandoned);
+  return false;
 }
 
 // For a child that is reaped: fails the slot if a reply was due. Returns true if it did.
 template <template <typename> class Atom>
 bool slot_fail(ControlSlot<Atom>& slot) {
-  for (const SlotState from : {SlotState::kPosted, SlotState::kRunning, SlotState::kAbandoned}) {
+  if (slot_move(slot, SlotState::kAbandoned, SlotState::kLate)) return true;
+  for (const SlotState from : {SlotState::kPosted, SlotState::kRunning}) {
     if (slot_move(slot, from, SlotState::kPeerGone)) {
       futex_wake(slot.state, 1);
       return true;
     }
   }
-  return false;
+  // A caller may have left between the two looks.
+  return slot_move(slot, SlotState::kAbandoned, SlotState::kLate);
+}
+
+// True for exactly one caller after the handler of an abandoned request has ended.
+template <template <typename> class Atom>
+bool slot_reclaim(ControlSlot<Atom>& slot) {
+  return slot.state.load(std::memory_order_seq_cst) == raw(SlotState::kLate) &&
+         slot_move(slot, SlotState::kLate, SlotState::kIdle);
 }
 
 // Sleeps until no reply is due any more, the deadline, or a signal. The waiter flag is set before the state

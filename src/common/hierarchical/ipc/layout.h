@@ -42,6 +42,7 @@ enum class SlotState : std::uint32_t {
   kRunning,    // claimed
   kReplied,    // the reply fields are valid
   kAbandoned,  // claimed, and nobody waits for the reply any more
+  kLate,       // abandoned, and the handler has ended (or died): free to reclaim
   kPeerGone,   // the child is reaped or the tree is closing: no reply will come
 };
 
