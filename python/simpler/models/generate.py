@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # it ships no types
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # it ships no types
 
 from simpler.models.sampling import Sampler
 
@@ -42,9 +42,10 @@ def generate(
         ValueError: the prompt is empty or longer than the model's capacity.
     """
     sampler = sampler or Sampler()
+    libraries = ThreadpoolController()
     kv = np.zeros(model.kv.size, np.float32)
     position = len(prompt)
-    with threadpool_limits(1):
+    with libraries.limit(limits=1):
         logits = model.prefill(weights, kv, prompt)
     for count in range(1, max_tokens + 1):
         token = sampler.choose(logits)
@@ -53,6 +54,6 @@ def generate(
         yield token
         if count == max_tokens or position == model.kv.capacity:
             return
-        with threadpool_limits(1):
+        with libraries.limit(limits=1):
             logits = model.decode_step(weights, kv, token, position)
         position += 1

@@ -74,12 +74,12 @@ class Llama:
             raise ValueError(f"a token is not one of the {self.config.vocabulary}")
         views = self.weights.views(weights)
         cache = self.kv.view(kv)
-        stream = views.embedding[ids]
+        stream = np.ascontiguousarray(views.embedding[:, ids].T)
         for layer, layer_weights in enumerate(views.layers):
             stream += self._attend(stream, layer_weights, cache[layer], start)
             stream += self._feed_forward(stream, layer_weights)
         last = rms_norm(stream[-1], views.output_norm, self.config.norm_epsilon)
-        logits: FloatArray = views.embedding @ last
+        logits: FloatArray = last @ views.embedding
         return logits
 
     def decode_step(self, weights: FloatArray, kv: FloatArray, token: int, position: int) -> FloatArray:
@@ -92,20 +92,20 @@ class Llama:
         count = stream.shape[0]
         end = start + count
         normed = rms_norm(stream, weights.attention_norm, config.norm_epsilon)
-        qkv = (normed @ weights.qkv.T).reshape(count, -1, config.head)
+        qkv = (normed @ weights.qkv).reshape(count, -1, config.head)
         rotated = config.heads + config.kv_heads
         qkv[:, :rotated] = rotate(qkv[:, :rotated], self._rotations[start:end])
         queries, keys, values = np.split(qkv, (config.heads, rotated), axis=1)
         _store(cache, 0, keys, start)
         _store(cache, 1, values, start)
         attended = causal_attention(queries, _gather(cache, 0, end), _gather(cache, 1, end), start)
-        output: FloatArray = attended @ weights.attention_output.T
+        output: FloatArray = attended @ weights.attention_output
         return output
 
     def _feed_forward(self, stream: FloatArray, weights: LayerWeights) -> FloatArray:
         normed = rms_norm(stream, weights.feed_forward_norm, self.config.norm_epsilon)
-        gate, up = np.split(normed @ weights.gate_up.T, 2, axis=1)
-        output: FloatArray = (silu(gate) * up) @ weights.down.T
+        gate, up = np.split(normed @ weights.gate_up, 2, axis=1)
+        output: FloatArray = (silu(gate) * up) @ weights.down
         return output
 
 
