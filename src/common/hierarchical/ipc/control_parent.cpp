@@ -16,7 +16,7 @@ constexpr std::uint32_t bit(int slot) noexcept { return 1U << static_cast<unsign
 
 }  // namespace
 
-ControlParentEnd::ControlParentEnd(TreeHeader<>& tree, ChildBlock<>& block, const SharedRegion& payload, Space space,
+ControlParentEnd::ControlParentEnd(TreeHeader<>& tree, ChildBlock<>& block, const SharedRegion& payload, PayloadSpace space,
                                    RequestArena& arena, Nanoseconds spin_bound)
     : tree_(tree), block_(block), payload_(payload), space_(space), arena_(arena), spin_(spin_bound), free_(kCallSlots) {}
 
@@ -160,8 +160,7 @@ ReplyView ControlParentEnd::read_reply(int slot) {
     if (nbytes > kSlotInlineBytes) throw Error(ErrorCode::kProtocol, "the child's inline reply is longer than its slot");
     return {static_cast<ReplyStatus>(status), {shared.bytes, nbytes}};
   }
-  if (offset < space_.reply_base || nbytes > space_.reply_bytes ||
-      offset - space_.reply_base > space_.reply_bytes - nbytes) {
+  if (!space_.reply_contains(offset, nbytes)) {
     throw Error(ErrorCode::kProtocol, "the child's reply lies outside its arena");
   }
   record.large_reply = true;

@@ -19,6 +19,7 @@
 #include "hierarchical/base/interrupt.h"
 #include "hierarchical/ipc/control_op.h"
 #include "hierarchical/ipc/layout.h"
+#include "hierarchical/ipc/payload_space.h"
 #include "hierarchical/ipc/request_arena.h"
 #include "hierarchical/ipc/spin.h"
 
@@ -66,11 +67,7 @@ struct InFlight {
 
 class ControlParentEnd {
  public:
-  struct Space {  // this child's part of the payload region
-    std::size_t reply_base;
-    std::size_t reply_bytes;
-  };
-  ControlParentEnd(TreeHeader<>& tree, ChildBlock<>& block, const SharedRegion& payload, Space space,
+  ControlParentEnd(TreeHeader<>& tree, ChildBlock<>& block, const SharedRegion& payload, PayloadSpace space,
                    RequestArena& arena, Nanoseconds spin_bound);
 
   // A free slot, or -1. Never blocks.
@@ -126,7 +123,7 @@ class ControlParentEnd {
   TreeHeader<>& tree_;
   ChildBlock<>& block_;
   const SharedRegion& payload_;
-  const Space space_;
+  const PayloadSpace space_;
   RequestArena& arena_;
   AdaptiveSpin spin_;
   std::atomic<std::uint32_t> free_;

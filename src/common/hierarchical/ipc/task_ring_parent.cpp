@@ -1,0 +1,172 @@
+#include "hierarchical/ipc/task_ring_parent.h"
+
+#include <cstring>
+#include <string>
+
+#include "hierarchical/base/error.h"
+#include "hierarchical/ipc/task_protocol.h"
+
+namespace simpler {
+
+TaskRingParentEnd::TaskRingParentEnd(TreeHeader<>& tree, ChildBlock<>& block, const SharedRegion& payload,
+                                     PayloadSpace space, RequestArena& arena, Nanoseconds spin_bound)
+    : tree_(tree), block_(block), payload_(payload), space_(space), arena_(arena), spin_(spin_bound) {}
+
+bool TaskRingParentEnd::has_room() const { return published_.load(std::memory_order_relaxed) - retired_ < kTaskSlots; }
+
+bool TaskRingParentEnd::has_failed(std::uint64_t after) const {
+  const auto found = finished_.find(after);
+  return found != finished_.end() && found->second.status != TaskStatus::kDone;
+}
+
+TaskWait TaskRingParentEnd::publish(std::uint32_t callable_id, std::span<const std::byte> args, std::uint64_t after,
+                                    Deadline deadline, Interrupt* interrupt, std::uint64_t& seq) {
+  std::shared_ptr<StagedBlock> staged;
+  if (args.size() > kTaskInlineBytes) {
+    if (args.size() > arena_.capacity()) {
+      throw Error(ErrorCode::kInvalidArgument, "the task's arguments take " + std::to_string(args.size()) +
+                                                   " bytes; the limit is " + std::to_string(arena_.capacity()));
+    }
+    switch (arena_.wait_stage(args.size(), deadline, interrupt, staged)) {
+      case ArenaWait::kOk: break;
+      case ArenaWait::kTimedOut: return TaskWait::kTimedOut;
+      case ArenaWait::kInterrupted: return TaskWait::kInterrupted;
+      case ArenaWait::kClosed: return TaskWait::kPeerGone;
+    }
+    std::memcpy(arena_.at(staged->offset()), args.data(), args.size());
+  }
+  for (;;) {
+    const std::uint32_t seen = block_.ring.event.load(std::memory_order_seq_cst);
+    {
+      const std::lock_guard lock(mutex_);
+      if (gone_.load(std::memory_order_relaxed)) return TaskWait::kPeerGone;
+      if (!has_room()) collect();
+      if (has_room()) {
+        seq = published_.load(std::memory_order_relaxed) + 1;
+        TaskSlot<>& slot = ring_slot(block_.ring, seq);
+        slot.seq = seq;
+        slot.after = after;
+        slot.callable_id = callable_id;
+        slot.flags = has_failed(after) ? kTaskSkip : 0;
+        slot.args_bytes = args.size();
+        slot.args_offset = staged ? staged->offset() : kInline;
+        if (!staged && !args.empty()) std::memcpy(slot.bytes, args.data(), args.size());
+        outstanding_[(seq - 1) % kTaskSlots] = {callable_id, std::move(staged)};
+        published_.store(seq, std::memory_order_relaxed);
+        ring_publish(block_.ring, seq);
+        break;
+      }
+    }
+    const FutexResult slept = ring_sleep(block_.ring, seen, next_slice(deadline, interrupt));
+    if (slept == FutexResult::kTimedOut || slept == FutexResult::kInterrupted) {
+      if (interrupt != nullptr && interrupt->pending()) return TaskWait::kInterrupted;
+      if (deadline.passed()) return TaskWait::kTimedOut;
+    }
+  }
+  bell_ring(block_.main_bell, kRingBit);
+  return TaskWait::kOk;
+}
+
+TaskOutcome TaskRingParentEnd::read_outcome(const TaskSlot<>& slot) const {
+  const std::uint32_t status = slot.status;  // once each: the child may change its mind
+  const std::uint64_t nbytes = slot.result_bytes;
+  const std::uint64_t offset = slot.result_offset;
+  const std::byte* from = slot.bytes;
+  const bool inline_ok = offset == kInline && nbytes <= kTaskInlineBytes;
+  if (status == 0 || status > static_cast<std::uint32_t>(TaskStatus::kSkipped) ||
+      (!inline_ok && !space_.reply_contains(offset, nbytes))) {
+    throw Error(ErrorCode::kProtocol, "the child's task result is out of bounds");
+  }
+  if (offset != kInline) from = payload_.data() + offset;
+  return {static_cast<TaskStatus>(status), std::vector<std::byte>(from, from + nbytes)};
+}
+
+void TaskRingParentEnd::collect() {
+  // What the child claims beyond the published entries is not believed.
+  const std::uint64_t completed =
+      std::min(block_.ring.completed.load(std::memory_order_acquire), published_.load(std::memory_order_relaxed));
+  if (retired_ >= completed) return;
+  bool large = false;
+  while (retired_ < completed) {
+    const std::uint64_t seq = ++retired_;
+    const TaskSlot<>& slot = ring_slot(block_.ring, seq);
+    large = large || slot.result_offset != kInline;
+    finished_.emplace(seq, read_outcome(slot));
+    outstanding_[(seq - 1) % kTaskSlots].staged.reset();
+  }
+  block_.ring.retired.store(retired_, std::memory_order_release);
+  if (large) release_notify(block_.replies_released);
+  if (block_.ring.waiters.load(std::memory_order_seq_cst) != 0) ring_notify(block_.ring);  // room for publishers
+}
+
+bool TaskRingParentEnd::spin(std::uint64_t seq, Nanoseconds bound) {
+  if (ended(seq)) return true;
+  const Nanoseconds limit = std::min(bound, spin_.bound());
+  if (limit <= 0) return false;
+  const std::uint64_t seat = spin_sit(tree_, kCallerSeats);
+  if (seat == 0) return false;
+  const bool done = spin_until([&] { return ended(seq); }, limit);
+  spin_leave(tree_, seat);
+  return done;
+}
+
+TaskWait TaskRingParentEnd::wait(std::uint64_t seq, Deadline deadline, Interrupt* interrupt, TaskOutcome& out) {
+  if (seq == 0 || seq > published()) throw Error(ErrorCode::kInvalidArgument, "no such task");
+  const Nanoseconds start = monotonic_now();
+  bool slept_once = spin(seq, spin_.bound());
+  for (;;) {
+    const std::uint32_t seen = block_.ring.event.load(std::memory_order_seq_cst);
+    if (ended(seq)) {
+      const std::lock_guard lock(mutex_);
+      if (seq > lost_before_) collect();
+      const auto found = finished_.find(seq);
+      if (found != finished_.end()) {
+        out = std::move(found->second);
+        finished_.erase(found);
+        spin_.waited(monotonic_now() - start);
+        return TaskWait::kOk;
+      }
+      if (seq <= lost_before_ || gone_.load(std::memory_order_relaxed)) return TaskWait::kPeerGone;
+      throw Error(ErrorCode::kInvalidArgument, "the task's outcome has been taken already");
+    }
+    if (!slept_once && deadline.passed()) return TaskWait::kTimedOut;
+    slept_once = true;
+    ring_sleep(block_.ring, seen, next_slice(deadline, interrupt));
+    if (ended(seq)) continue;
+    if (interrupt != nullptr && interrupt->pending()) return TaskWait::kInterrupted;
+    if (deadline.passed()) return TaskWait::kTimedOut;
+  }
+}
+
+void TaskRingParentEnd::fail_all() {
+  {
+    const std::lock_guard lock(mutex_);
+    gone_.store(true, std::memory_order_release);
+  }
+  ring_notify(block_.ring);
+}
+
+void TaskRingParentEnd::reset() {
+  const std::lock_guard lock(mutex_);
+  collect();  // what the dead child had finished can still be asked for
+  const std::uint64_t last = published_.load(std::memory_order_relaxed);
+  lost_before_ = last;
+  retired_ = last;
+  for (Outstanding& entry : outstanding_) entry.staged.reset();
+  block_.ring.retired.store(last, std::memory_order_relaxed);
+  block_.ring.completed.store(last, std::memory_order_relaxed);
+  block_.ring.begun.store(last, std::memory_order_relaxed);
+  gone_.store(false, std::memory_order_release);
+}
+
+std::optional<RunningTask> TaskRingParentEnd::running() const {
+  const std::uint64_t completed = block_.ring.completed.load(std::memory_order_acquire);
+  const std::uint64_t begun = block_.ring.begun.load(std::memory_order_acquire);
+  if (begun != completed + 1 || begun > published()) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  const auto index = static_cast<std::size_t>((begun - 1) % kTaskSlots);
+  return RunningTask{begun, outstanding_[index].callable_id,
+                     ring_slot(block_.ring, begun).started_ns.load(std::memory_order_relaxed)};
+}
+
+}  // namespace simpler
