@@ -1,0 +1,1 @@
+"""Chip-control extensions: their register and what their handlers see."""
