@@ -200,7 +200,7 @@ void ControlParentEnd::fail_all(bool closing) {
     if (!closing) {
       slot_fail(shared);
     } else if (slot != kLifecycleSlot) {
-      if (!slot_move(shared, SlotState::kPosted, SlotState::kPeerGone)) {
+      if (!slot_refuse(shared)) {
         abandoned_.fetch_add(1, std::memory_order_seq_cst);
         if (!slot_abandon(shared)) abandoned_.fetch_sub(1, std::memory_order_seq_cst);
       }

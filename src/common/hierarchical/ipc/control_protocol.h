@@ -9,6 +9,10 @@
 //   kPosted, kRunning -> kPeerGone, kAbandoned -> kLate   parent, slot_fail, once the child is reaped
 //   kReplied, kPeerGone -> kIdle  the caller       it has read the reply
 //   kLate -> kIdle        parent   slot_reclaim    whoever wins the compare-and-swap
+//
+// kPosted stands for one state per lane. A bell's bit may be older than the request in the slot: withdrawn,
+// and posted again for another lane. The swap of slot_claim therefore names the lane it is made for, so that
+// an exclusive request is never claimed by a service thread (CP-10).
 #pragma once
 
 #include "hierarchical/ipc/bell.h"
@@ -17,15 +21,28 @@ namespace simpler {
 
 constexpr std::uint32_t raw(SlotState state) noexcept { return static_cast<std::uint32_t>(state); }
 
+constexpr SlotState posted_for(Lane lane) noexcept {
+  switch (lane) {
+    case Lane::kMain: return SlotState::kPostedMain;
+    case Lane::kService: return SlotState::kPostedService;
+    case Lane::kAny: break;
+  }
+  return SlotState::kPostedAny;
+}
+
+constexpr bool is_posted(std::uint32_t state) noexcept {
+  return state >= raw(SlotState::kPostedMain) && state <= raw(SlotState::kPostedAny);
+}
+
 constexpr bool reply_is_due(std::uint32_t state) noexcept {
-  return state == raw(SlotState::kPosted) || state == raw(SlotState::kRunning);
+  return is_posted(state) || state == raw(SlotState::kRunning);
 }
 
 template <template <typename> class Atom>
 void slot_post(ControlSlot<Atom>& slot) {
   // release: publishes the request to slot_claim's acquire. seq_cst because the poster looks next whether
   // the child has died meanwhile, and whoever saw it die looks next for posted slots.
-  slot.state.store(raw(SlotState::kPosted), std::memory_order_seq_cst);
+  slot.state.store(raw(posted_for(slot.lane)), std::memory_order_seq_cst);
 }
 
 template <template <typename> class Atom>
@@ -34,14 +51,18 @@ bool slot_move(ControlSlot<Atom>& slot, SlotState from, SlotState to) {
   return slot.state.compare_exchange_strong(expected, raw(to), std::memory_order_seq_cst);
 }
 
+// Claims a request for `lane`, the claiming thread's own (kMain or kService), or one for kAny.
 template <template <typename> class Atom>
-bool slot_claim(ControlSlot<Atom>& slot) {
-  return slot_move(slot, SlotState::kPosted, SlotState::kRunning);
+bool slot_claim(ControlSlot<Atom>& slot, Lane lane) {
+  std::uint32_t expected = raw(posted_for(lane));
+  if (slot.state.compare_exchange_strong(expected, raw(SlotState::kRunning), std::memory_order_seq_cst)) return true;
+  if (expected != raw(SlotState::kPostedAny)) return false;
+  return slot_move(slot, SlotState::kPostedAny, SlotState::kRunning);
 }
 
 template <template <typename> class Atom>
 bool slot_withdraw(ControlSlot<Atom>& slot) {
-  return slot_move(slot, SlotState::kPosted, SlotState::kIdle);
+  return slot_move(slot, posted_for(slot.lane), SlotState::kIdle);
 }
 
 template <template <typename> class Atom>
@@ -61,15 +82,21 @@ bool slot_finish(ControlSlot<Atom>& slot) {
   return false;
 }
 
+// For who does not hold the slot and so may not read its lane. The caller wakes who sleeps on the slot.
+template <template <typename> class Atom>
+bool slot_refuse(ControlSlot<Atom>& slot) {
+  return slot_move(slot, SlotState::kPostedMain, SlotState::kPeerGone) ||
+         slot_move(slot, SlotState::kPostedService, SlotState::kPeerGone) ||
+         slot_move(slot, SlotState::kPostedAny, SlotState::kPeerGone);
+}
+
 // For a child that is reaped: fails the slot if a reply was due. Returns true if it did.
 template <template <typename> class Atom>
 bool slot_fail(ControlSlot<Atom>& slot) {
   if (slot_move(slot, SlotState::kAbandoned, SlotState::kLate)) return true;
-  for (const SlotState from : {SlotState::kPosted, SlotState::kRunning}) {
-    if (slot_move(slot, from, SlotState::kPeerGone)) {
-      futex_wake(slot.state, 1);
-      return true;
-    }
+  if (slot_refuse(slot) || slot_move(slot, SlotState::kRunning, SlotState::kPeerGone)) {
+    futex_wake(slot.state, 1);
+    return true;
   }
   // A caller may have left between the two looks.
   return slot_move(slot, SlotState::kAbandoned, SlotState::kLate);

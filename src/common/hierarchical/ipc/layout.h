@@ -37,13 +37,15 @@ struct alignas(kCacheLine) Bell {
 };
 
 enum class SlotState : std::uint32_t {
-  kIdle,       // the parent's to fill
-  kPosted,     // the child may claim it, the parent may withdraw it
-  kRunning,    // claimed
-  kReplied,    // the reply fields are valid
-  kAbandoned,  // claimed, and nobody waits for the reply any more
-  kLate,       // abandoned, and the handler has ended (or died): free to reclaim
-  kPeerGone,   // the child is reaped or the tree is closing: no reply will come
+  kIdle,           // the parent's to fill
+  kPostedMain,     // for Lane::kMain: the child may claim it, the parent may withdraw it
+  kPostedService,  // for Lane::kService, likewise
+  kPostedAny,      // for Lane::kAny, likewise
+  kRunning,        // claimed
+  kReplied,        // the reply fields are valid
+  kAbandoned,      // claimed, and nobody waits for the reply any more
+  kLate,           // abandoned, and the handler has ended (or died): free to reclaim
+  kPeerGone,       // the child is reaped or the tree is closing: no reply will come
 };
 
 enum class Lane : std::uint8_t {

@@ -47,14 +47,15 @@ FutexResult ring_sleep(TaskRing<Atom>& ring, std::uint32_t seen, Deadline deadli
   return result;
 }
 
-// The child: must `slot` be skipped because the task it follows did not succeed? An entry that has been
-// overwritten was retired first, and then the parent set kTaskSkip itself.
+// The child: must `slot` be skipped because the task it follows did not succeed? Only the child writes a status,
+// so within kTaskSlots of each other the entry still holds that of slot.after, even when the parent is filling it
+// again: its `seq` must not be read. A task further back was retired before `slot` was filled, and then the
+// parent has set kTaskSkip itself.
 template <template <typename> class Atom>
 bool ring_must_skip(TaskRing<Atom>& ring, const TaskSlot<Atom>& slot) {
   if ((slot.flags & kTaskSkip) != 0) return true;
-  if (slot.after == 0) return false;
-  const TaskSlot<Atom>& before = ring_slot(ring, slot.after);
-  return before.seq == slot.after && before.status != static_cast<std::uint32_t>(TaskStatus::kDone);
+  if (slot.after == 0 || slot.seq - slot.after >= kTaskSlots) return false;
+  return ring_slot(ring, slot.after).status != static_cast<std::uint32_t>(TaskStatus::kDone);
 }
 
 }  // namespace simpler
