@@ -12,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include "hierarchical/base/deadline.h"
 #include "hierarchical/ipc/arena_allocator.h"
 #include "hierarchical/ipc/layout.h"
 #include "hierarchical/ipc/payload_space.h"

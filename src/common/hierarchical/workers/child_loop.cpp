@@ -1,0 +1,239 @@
+#include "hierarchical/workers/child_loop.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <thread>
+
+#include "hierarchical/ipc/control_protocol.h"
+#include "hierarchical/ipc/task_protocol.h"
+
+namespace simpler {
+
+namespace {
+
+constexpr Nanoseconds kTrimAfter = 1'000'000'000;
+
+constexpr std::uint32_t bit(int slot) noexcept { return 1U << static_cast<unsigned>(slot); }
+
+bool is_posted(const ControlSlot<>& slot) noexcept {
+  return slot.state.load(std::memory_order_acquire) == raw(SlotState::kPosted);
+}
+
+}  // namespace
+
+std::byte* ReplyWriter::reserve(ReplyStatus status, std::size_t nbytes) {
+  status_ = status;
+  nbytes_ = nbytes;
+  offset_ = kInline;
+  if (nbytes <= inline_.size()) return inline_.data();
+  nbytes_ = 0;
+  if (nbytes > arena_.capacity()) {
+    status_ = ReplyStatus::kTooLarge;
+    return nullptr;
+  }
+  const auto offset = arena_.wait_allocate(nbytes, owner_, deadline_);
+  if (!offset) {
+    status_ = ReplyStatus::kNoReplySpace;
+    return nullptr;
+  }
+  nbytes_ = nbytes;
+  offset_ = *offset;
+  return arena_.at(*offset);
+}
+
+void ReplyWriter::write(ReplyStatus status, std::span<const std::byte> bytes) {
+  std::byte* to = reserve(status, bytes.size());
+  if (to != nullptr && !bytes.empty()) std::memmove(to, bytes.data(), bytes.size());
+}
+
+ChildLoop::ChildLoop(TreeHeader<>& tree, ChildBlock<>& block, const SharedRegion& payload, PayloadSpace space,
+                     std::uint64_t seat, Nanoseconds spin_bound, ChildHandler& handler)
+    : tree_(tree),
+      block_(block),
+      payload_(payload),
+      handler_(handler),
+      arena_(payload, space, block),
+      spin_(spin_bound),
+      seat_wanted_(seat),
+      completed_(block.ring.completed.load(std::memory_order_relaxed)) {}
+
+void ChildLoop::run() {
+  start_service_thread();
+  while (!stopped_) {
+    pending_ |= bell_take(block_.main_bell);
+    pending_ &= ~kRingBit;  // the ring's own counters say what is there
+    serve_any(pending_);
+    const int slot = pending_ != 0 ? oldest_main(pending_) : -1;
+    const std::uint64_t seq = ring_available(block_.ring, completed_);
+    if (slot >= 0 && (task_was_last_ || seq == 0)) {
+      task_was_last_ = false;
+      run_exclusive(slot);
+    } else if (seq != 0) {
+      task_was_last_ = true;
+      run_task(seq);
+    } else {
+      wait_for_work();
+    }
+  }
+  spin_leave(tree_, seat_);
+}
+
+void ChildLoop::wait_for_work() {
+  const Nanoseconds start = monotonic_now();
+  const Nanoseconds bound = spin_.bound();
+  if (bound > 0 && seat_ == 0) seat_ = spin_sit(tree_, seat_wanted_);
+  const auto rung = [this] { return block_.main_bell.pending.load(std::memory_order_relaxed) != 0; };
+  if (seat_ == 0 || !spin_until(rung, bound)) {
+    spin_leave(tree_, seat_);
+    seat_ = 0;
+    const Deadline trim = arena_.wants_trim() ? Deadline::at(start + kTrimAfter) : Deadline::never();
+    if (bell_sleep(block_.main_bell, trim) == FutexResult::kTimedOut) arena_.trim();
+  }
+  spin_.waited(monotonic_now() - start);
+}
+
+void ChildLoop::serve_any(std::uint32_t& pending) {
+  for (std::uint32_t left = pending; left != 0; left &= left - 1) {
+    const int slot = std::countr_zero(left);
+    const ControlSlot<>& shared = block_.slots[slot];
+    if (!is_posted(shared)) {  // withdrawn, or served by a service thread
+      pending &= ~bit(slot);
+    } else if (shared.lane == Lane::kAny) {
+      pending &= ~bit(slot);
+      serve_control(slot);
+    }
+  }
+}
+
+int ChildLoop::oldest_main(std::uint32_t& pending) const {
+  int oldest = -1;
+  std::uint64_t oldest_id = std::numeric_limits<std::uint64_t>::max();
+  for (std::uint32_t left = pending; left != 0; left &= left - 1) {
+    const int slot = std::countr_zero(left);
+    const ControlSlot<>& shared = block_.slots[slot];
+    if (!is_posted(shared)) {
+      pending &= ~bit(slot);
+    } else if (shared.request_id < oldest_id) {
+      oldest_id = shared.request_id;
+      oldest = slot;
+    }
+  }
+  return oldest;
+}
+
+void ChildLoop::set_busy() {
+  // From here on a poster of a kAny request rings the service bell too; what came before is answered now.
+  block_.main_busy.store(1, std::memory_order_seq_cst);
+  pending_ |= bell_take(block_.main_bell) & ~kRingBit;
+  serve_any(pending_);
+}
+
+void ChildLoop::run_exclusive(int slot) {
+  pending_ &= ~bit(slot);
+  set_busy();
+  const bool stop = block_.slots[slot].op == static_cast<std::uint16_t>(ControlOp::STOP);
+  if (serve_control(slot) && stop) stopped_ = true;
+  block_.main_busy.store(0, std::memory_order_seq_cst);
+}
+
+bool ChildLoop::serve_control(int index) {
+  ControlSlot<>& slot = block_.slots[index];
+  if (!slot_claim(slot)) return false;
+  slot.started_ns.store(monotonic_now(), std::memory_order_relaxed);
+  answer(slot, index);
+  const bool notify = (slot.flags & kNotifyAsync) != 0;
+  const bool late = slot_finish(slot);
+  if (late) release_notify(block_.slots_released);
+  if (late || notify) bell_ring(tree_.async_bell, 1U);
+  handler_.replied();
+  return true;
+}
+
+void ChildLoop::answer(ControlSlot<>& slot, int index) {
+  const std::byte* request = slot.request_offset == kInline ? slot.bytes : payload_.data() + slot.request_offset;
+  const std::span<const std::byte> whole(request, slot.request_bytes);
+  const std::size_t meta_bytes = std::min<std::size_t>(slot.meta_bytes, whole.size());
+  const std::uint64_t id = slot.request_id;
+  ReplyWriter reply(arena_, {index, id}, slot.bytes, Deadline::at(slot.deadline_ns));
+  switch (static_cast<ControlOp>(slot.op)) {
+    case ControlOp::PING: break;
+    case ControlOp::ECHO: reply.write(ReplyStatus::kOk, whole.subspan(meta_bytes)); break;
+    default:
+      handler_.control({static_cast<ControlOp>(slot.op), slot.arg, whole.first(meta_bytes), whole.subspan(meta_bytes)},
+                       reply);
+  }
+  slot.status = static_cast<std::uint32_t>(reply.status());
+  slot.reply_id = id;
+  slot.reply_bytes = reply.nbytes();
+  slot.reply_offset = reply.offset();
+}
+
+void ChildLoop::run_task(std::uint64_t seq) {
+  TaskSlot<>& slot = ring_slot(block_.ring, seq);
+  set_busy();
+  slot.started_ns.store(monotonic_now(), std::memory_order_relaxed);
+  block_.ring.begun.store(seq, std::memory_order_release);
+  TaskStatus status = TaskStatus::kSkipped;
+  ReplyWriter reply(arena_, {-1, seq}, slot.bytes, Deadline::never());
+  if (!ring_must_skip(block_.ring, slot)) {
+    const std::byte* args = slot.args_offset == kInline ? slot.bytes : payload_.data() + slot.args_offset;
+    handler_.task(slot.callable_id, {args, slot.args_bytes}, reply);
+    status = reply.status() == ReplyStatus::kOk ? TaskStatus::kDone : TaskStatus::kFailed;
+  }
+  slot.result_bytes = reply.nbytes();
+  slot.result_offset = reply.offset();
+  slot.status = static_cast<std::uint32_t>(status);
+  completed_ = seq;
+  block_.main_busy.store(0, std::memory_order_seq_cst);
+  ring_complete(block_.ring, seq);
+  handler_.replied();
+}
+
+void ChildLoop::start_service_thread() {
+  service_threads_.fetch_add(1);
+  service_idle_.fetch_add(1);
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  std::thread([this] { serve_concurrent(); }).detach();  // ends with the process, by _exit
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+int ChildLoop::next_concurrent() {
+  int oldest = -1;
+  std::uint64_t oldest_id = std::numeric_limits<std::uint64_t>::max();
+  service_pending_ |= bell_take(block_.service_bell);
+  for (std::uint32_t left = service_pending_; left != 0; left &= left - 1) {
+    const int slot = std::countr_zero(left);
+    const ControlSlot<>& shared = block_.slots[slot];
+    if (!is_posted(shared)) {
+      service_pending_ &= ~bit(slot);
+    } else if (shared.request_id < oldest_id) {
+      oldest_id = shared.request_id;
+      oldest = slot;
+    }
+  }
+  if (oldest >= 0) service_pending_ &= ~bit(oldest);
+  return oldest;
+}
+
+void ChildLoop::serve_concurrent() {
+  for (;;) {
+    int slot = -1;
+    {
+      const std::lock_guard lock(service_mutex_);
+      while ((slot = next_concurrent()) < 0) bell_sleep(block_.service_bell, Deadline::never());
+      // The next leader takes what is left; make sure that there is one.
+      if (service_idle_.fetch_sub(1) == 1 && service_threads_.load() < kServiceThreads) start_service_thread();
+    }
+    serve_control(slot);
+    service_idle_.fetch_add(1);
+  }
+}
+
+}  // namespace simpler
