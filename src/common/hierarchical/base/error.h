@@ -33,7 +33,8 @@ class Error : public std::runtime_error {
   ErrorCode code_;
 };
 
-// kSystem with `what` and the text of the current errno, e.g. "mmap of 4096 bytes: Cannot allocate memory".
+// kSystem with `what` and the text of the current errno, e.g. "mmap of 4096 bytes: Cannot allocate
+// memory".
 [[noreturn]] void throw_errno(const std::string& what);
 
 }  // namespace simpler

@@ -29,7 +29,8 @@ std::optional<std::size_t> ArenaAllocator::allocate(std::size_t nbytes) {
 std::size_t ArenaAllocator::release(std::size_t offset) {
   const auto block = live_.find(offset);
   if (block == live_.end()) {
-    throw Error(ErrorCode::kInvalidArgument, "offset " + std::to_string(offset) + " is not allocated, or already freed");
+    throw Error(ErrorCode::kInvalidArgument,
+                "offset " + std::to_string(offset) + " is not allocated, or already freed");
   }
   const std::size_t size = block->second;
   std::size_t start = offset;

@@ -23,8 +23,8 @@ class ArenaAllocator {
   // An aligned offset, or nullopt when no free block is large enough. REQUIRES: nbytes > 0 (throws
   // Error{kInvalidArgument}). Sizes that overflow when aligned are simply not available.
   std::optional<std::size_t> allocate(std::size_t nbytes);
-  // Returns the aligned size of the block. Throws Error{kInvalidArgument} for an offset that is not the
-  // start of a live block ("not allocated, or already freed").
+  // Returns the aligned size of the block. Throws Error{kInvalidArgument} for an offset that is not
+  // the start of a live block ("not allocated, or already freed").
   std::size_t release(std::size_t offset);
 
   [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
@@ -39,9 +39,9 @@ class ArenaAllocator {
   std::size_t capacity_;
   std::size_t alignment_;
   std::size_t used_ = 0;
-  std::map<std::size_t, std::size_t> free_by_offset_;             // offset -> size
-  std::set<std::pair<std::size_t, std::size_t>> free_by_size_;    // (size, offset)
-  std::unordered_map<std::size_t, std::size_t> live_;             // offset -> size
+  std::map<std::size_t, std::size_t> free_by_offset_;           // offset -> size
+  std::set<std::pair<std::size_t, std::size_t>> free_by_size_;  // (size, offset)
+  std::unordered_map<std::size_t, std::size_t> live_;           // offset -> size
 };
 
 }  // namespace simpler

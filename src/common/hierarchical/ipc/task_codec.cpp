@@ -22,10 +22,11 @@ void append(std::vector<std::byte>& wire, const void* data, std::size_t nbytes) 
 
 void append_tensor(std::vector<std::byte>& wire, const TensorArg& tensor) {
   if (tensor.shape.size() > static_cast<std::size_t>(kMaxDims)) {
-    throw_invalid("a tensor has " + std::to_string(tensor.shape.size()) + " dimensions, the most is " +
-                  std::to_string(kMaxDims));
+    throw_invalid("a tensor has " + std::to_string(tensor.shape.size()) +
+                  " dimensions, the most is " + std::to_string(kMaxDims));
   }
-  if (tensor.shape.size() != tensor.strides.size()) throw_invalid("a tensor's shape and strides differ in length");
+  if (tensor.shape.size() != tensor.strides.size())
+    throw_invalid("a tensor's shape and strides differ in length");
   const TensorRecord record{static_cast<std::uint32_t>(ItemKind::kTensor),
                             static_cast<std::int32_t>(tensor.shape.size()),
                             tensor.address,
@@ -60,7 +61,8 @@ std::vector<std::byte> encode_task(std::span<const TaskItem> items) {
                   std::to_string(kMaxTaskItems));
   }
   std::vector<std::byte> wire;
-  const task_wire::TaskHeader header{task_wire::kTaskMagic, static_cast<std::uint32_t>(items.size())};
+  const task_wire::TaskHeader header{task_wire::kTaskMagic,
+                                     static_cast<std::uint32_t>(items.size())};
   wire.reserve(sizeof header + items.size() * sizeof(TensorRecord));
   append(wire, &header, sizeof header);
   for (const TaskItem& item : items) {
@@ -82,13 +84,20 @@ std::vector<TaskItem> decode_task(std::span<const std::byte> wire) {
   const auto on_tensor = [&items](const TensorRecord& record, const std::byte* dims) {
     const auto ndim = static_cast<std::size_t>(record.ndim);
     items.emplace_back(TensorArg{record.address, record.nbytes, read_dims(dims, ndim),
-                                 read_dims(dims + ndim * sizeof(std::int64_t), ndim), record.dtype, record.tag});
+                                 read_dims(dims + ndim * sizeof(std::int64_t), ndim), record.dtype,
+                                 record.tag});
   };
   const auto on_scalar = [&items](const ScalarRecord& record) {
     switch (static_cast<ItemKind>(record.kind)) {
-      case ItemKind::kBool: items.emplace_back(record.bits != 0); break;
-      case ItemKind::kInt64: items.emplace_back(std::bit_cast<std::int64_t>(record.bits)); break;
-      default: items.emplace_back(std::bit_cast<double>(record.bits)); break;
+      case ItemKind::kBool:
+        items.emplace_back(record.bits != 0);
+        break;
+      case ItemKind::kInt64:
+        items.emplace_back(std::bit_cast<std::int64_t>(record.bits));
+        break;
+      default:
+        items.emplace_back(std::bit_cast<double>(record.bits));
+        break;
     }
   };
   task_wire::visit(wire, on_tensor, on_scalar);

@@ -1,7 +1,7 @@
 // A task's arguments on the wire: tensors and scalars in the order the caller added them.
 //
-// Wire form (little endian, 8-byte aligned): a header with counts, then one record an item; a tensor
-// record is followed by `ndim` shapes and `ndim` strides (int64, bytes).
+// Wire form (little endian, 8-byte aligned): a header with counts, then one record an item; a
+// tensor record is followed by `ndim` shapes and `ndim` strides (int64, bytes).
 #pragma once
 
 #include <cstddef>

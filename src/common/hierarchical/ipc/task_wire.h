@@ -52,14 +52,15 @@ static_assert(sizeof(TensorRecord) == 32);
 inline const char* tensor_fault(const TensorRecord& tensor) noexcept {
   if (tensor.ndim < 0 || tensor.ndim > kMaxDims) return "number of dimensions out of range";
   if (tensor.nbytes < 0) return "negative size of a tensor";
-  if (tensor.address + static_cast<std::uint64_t>(tensor.nbytes) < tensor.address) return "tensor beyond the address space";
+  if (tensor.address + static_cast<std::uint64_t>(tensor.nbytes) < tensor.address)
+    return "tensor beyond the address space";
   if (tensor.dtype < SIMPLER_BOOL || tensor.dtype > SIMPLER_FLOAT8_E5M2) return "unknown dtype";
   if (tensor.tag < SIMPLER_IN || tensor.tag > SIMPLER_NO_DEP) return "unknown tag";
   return nullptr;
 }
 
-// Calls on_tensor(const TensorRecord&, const std::byte* dims) and on_scalar(const ScalarRecord&) in wire order,
-// each record checked first. `dims` is aligned as `wire` is. Throws Error{kProtocol}.
+// Calls on_tensor(const TensorRecord&, const std::byte* dims) and on_scalar(const ScalarRecord&) in
+// wire order, each record checked first. `dims` is aligned as `wire` is. Throws Error{kProtocol}.
 template <typename OnTensor, typename OnScalar>
 void visit(std::span<const std::byte> wire, OnTensor&& on_tensor, OnScalar&& on_scalar) {
   TaskHeader header;
@@ -78,7 +79,8 @@ void visit(std::span<const std::byte> wire, OnTensor&& on_tensor, OnScalar&& on_
       std::memcpy(&tensor, wire.data() + at, sizeof tensor);
       at += sizeof tensor;
       if (const char* fault = tensor_fault(tensor)) throw_malformed(fault);
-      const std::size_t dims_bytes = static_cast<std::size_t>(tensor.ndim) * 2 * sizeof(std::int64_t);
+      const std::size_t dims_bytes =
+          static_cast<std::size_t>(tensor.ndim) * 2 * sizeof(std::int64_t);
       if (wire.size() - at < dims_bytes) throw_malformed("ends inside a shape");
       for (std::size_t dim = 0; dim < static_cast<std::size_t>(tensor.ndim); ++dim) {
         std::int64_t extent = 0;
@@ -94,7 +96,8 @@ void visit(std::span<const std::byte> wire, OnTensor&& on_tensor, OnScalar&& on_
       throw_malformed("unknown kind of item");
     }
     if (scalar.reserved != 0) throw_malformed("reserved bits set");
-    if (scalar.kind == static_cast<std::uint32_t>(ItemKind::kBool) && scalar.bits > 1) throw_malformed("bool beyond 1");
+    if (scalar.kind == static_cast<std::uint32_t>(ItemKind::kBool) && scalar.bits > 1)
+      throw_malformed("bool beyond 1");
     on_scalar(scalar);
     at += sizeof scalar;
   }

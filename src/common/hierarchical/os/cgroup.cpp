@@ -61,7 +61,8 @@ std::string unescape(std::string_view text) {
                                    text.begin() + static_cast<std::ptrdiff_t>(i) + 4,
                                    [](char c) { return c >= '0' && c <= '7'; });
     if (octal) {
-      out += static_cast<char>((text[i + 1] - '0') * 64 + (text[i + 2] - '0') * 8 + (text[i + 3] - '0'));
+      out += static_cast<char>((text[i + 1] - '0') * 64 + (text[i + 2] - '0') * 8 +
+                               (text[i + 3] - '0'));
       i += 3;
     } else {
       out += text[i];
@@ -71,7 +72,7 @@ std::string unescape(std::string_view text) {
 }
 
 struct Mount {
-  std::string root;   // the group that shows at `point`
+  std::string root;  // the group that shows at `point`
   std::string point;
 };
 
@@ -85,14 +86,16 @@ std::optional<Mount> find_mount(const std::string& process_dir, const std::strin
     std::string skipped, root, point, type, source, options;
     head >> skipped >> skipped >> skipped >> root >> point;
     tail >> type >> source >> options;
-    const bool wanted = controller.empty() ? type == "cgroup2" : type == "cgroup" && lists(options, controller);
+    const bool wanted =
+        controller.empty() ? type == "cgroup2" : type == "cgroup" && lists(options, controller);
     if (wanted) return Mount{unescape(root), unescape(point)};
   }
   return std::nullopt;
 }
 
 // The path in the line "id:controllers:/path" of the process's cgroup file.
-std::optional<std::string> find_group(const std::string& process_dir, const std::string& controller) {
+std::optional<std::string> find_group(const std::string& process_dir,
+                                      const std::string& controller) {
   std::ifstream file(process_dir + "/cgroup");
   for (std::string line; std::getline(file, line);) {
     const std::size_t first = line.find(':');
@@ -100,16 +103,19 @@ std::optional<std::string> find_group(const std::string& process_dir, const std:
     const std::size_t second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
     const std::string_view names = std::string_view(line).substr(first + 1, second - first - 1);
-    const bool wanted = controller.empty() ? line.starts_with("0::") : !names.empty() && lists(names, controller);
+    const bool wanted =
+        controller.empty() ? line.starts_with("0::") : !names.empty() && lists(names, controller);
     if (wanted) return line.substr(second + 1);
   }
   return std::nullopt;
 }
 
-// The group's path below the mount, without slashes at its ends; empty when it is not visible there.
+// The group's path below the mount, without slashes at its ends; empty when it is not visible
+// there.
 std::string below_mount(const std::string& group, const std::string& mount_root) {
   const std::string root = mount_root == "/" ? "" : mount_root;
-  if (!group.starts_with(root) || (group.size() > root.size() && group[root.size()] != '/')) return "";
+  if (!group.starts_with(root) || (group.size() > root.size() && group[root.size()] != '/'))
+    return "";
   if (group.find("/..") != std::string::npos) return "";
   std::string below = group.substr(root.size());
   while (below.starts_with('/')) below.erase(0, 1);
@@ -123,7 +129,8 @@ void keep_least(std::optional<std::uint64_t>& least, std::uint64_t value) {
 
 }  // namespace
 
-std::vector<std::string> directories(const std::string& process_dir, const std::string& controller) {
+std::vector<std::string> directories(const std::string& process_dir,
+                                     const std::string& controller) {
   const std::optional<Mount> mount = find_mount(process_dir, controller);
   const std::optional<std::string> group = find_group(process_dir, controller);
   if (!mount || !group) return {};
@@ -152,14 +159,16 @@ std::optional<std::uint64_t> oom_kills(const std::string& process_dir) {
 
 std::optional<double> cpu_quota(const std::string& process_dir) {
   std::optional<double> least;
-  const auto limit = [&least](std::optional<std::uint64_t> quota, std::optional<std::uint64_t> period) {
+  const auto limit = [&least](std::optional<std::uint64_t> quota,
+                              std::optional<std::uint64_t> period) {
     if (!quota || !period || *period == 0) return;
     const double cores = static_cast<double>(*quota) / static_cast<double>(*period);
     least = std::min(least.value_or(cores), cores);
   };
   for (const std::string& directory : directories(process_dir, "cpu")) {
     // An unlimited v1 quota is -1, which is no number here.
-    limit(read_number(directory + "/cpu.cfs_quota_us"), read_number(directory + "/cpu.cfs_period_us"));
+    limit(read_number(directory + "/cpu.cfs_quota_us"),
+          read_number(directory + "/cpu.cfs_period_us"));
   }
   for (const std::string& directory : directories(process_dir, "")) {
     const std::vector<std::string> words = read_words(directory + "/cpu.max");
@@ -170,8 +179,8 @@ std::optional<double> cpu_quota(const std::string& process_dir) {
 
 std::optional<std::uint64_t> memory_left(const std::string& process_dir) {
   std::optional<std::uint64_t> least;
-  const auto limit = [&least](const std::string& directory, const char* max_name, const char* used_name,
-                              const std::string& prefix) {
+  const auto limit = [&least](const std::string& directory, const char* max_name,
+                              const char* used_name, const std::string& prefix) {
     const std::optional<std::uint64_t> max = read_number(directory + max_name);
     const std::optional<std::uint64_t> used = read_number(directory + used_name);
     if (!max || !used || *max >= kUnlimited) return;

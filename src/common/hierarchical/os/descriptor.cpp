@@ -33,7 +33,8 @@ constexpr std::array<unsigned long, 6> kAnonymousFileSystems = {
     0x6E736673,  // nsfs
     0x19800202,  // mqueue
 };
-constexpr int kMostNumbersAsked = 1 << 20;  // the kernel's default fs.nr_open; a limit may be "infinite"
+constexpr int kMostNumbersAsked =
+    1 << 20;  // the kernel's default fs.nr_open; a limit may be "infinite"
 
 // By the link's text: a pidfd is a regular file by its mode on new kernels. Nullopt without /proc.
 std::optional<bool> is_anonymous_by_link(int fd) noexcept {
@@ -47,14 +48,15 @@ std::optional<bool> is_anonymous_by_link(int fd) noexcept {
 }
 
 bool is_anonymous_by_file_system(int fd) noexcept {
-  struct statfs info {};
+  struct statfs info{};
   if (fstatfs(fd, &info) != 0) return false;
   const auto type = static_cast<unsigned long>(info.f_type) & 0xFFFFFFFFUL;
-  return std::find(kAnonymousFileSystems.begin(), kAnonymousFileSystems.end(), type) != kAnonymousFileSystems.end();
+  return std::find(kAnonymousFileSystems.begin(), kAnonymousFileSystems.end(), type) !=
+         kAnonymousFileSystems.end();
 }
 
 bool must_detach(int fd) noexcept {
-  struct stat info {};
+  struct stat info{};
   if (fstat(fd, &info) != 0) return false;
   if (S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode)) return true;
   const std::optional<bool> anonymous = is_anonymous_by_link(fd);
@@ -78,7 +80,8 @@ class Detacher {
   }
 
   void visit(int fd) noexcept {
-    if (fd <= 2 || fd == nothing_ || std::find(keep_.begin(), keep_.end(), fd) != keep_.end()) return;
+    if (fd <= 2 || fd == nothing_ || std::find(keep_.begin(), keep_.end(), fd) != keep_.end())
+      return;
     const int flags = fcntl(fd, F_GETFD);
     if (flags < 0 || !must_detach(fd)) return;
     const int close_on_exec = (flags & FD_CLOEXEC) != 0 ? O_CLOEXEC : 0;
@@ -143,7 +146,8 @@ void Descriptor::reset() noexcept {
 
 std::pair<Descriptor, Descriptor> make_socket_pair() {
   std::array<int, 2> ends{};
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) throw_errno("socketpair");
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
+    throw_errno("socketpair");
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 

@@ -32,10 +32,11 @@ std::pair<Descriptor, Descriptor> make_socket_pair();
 Descriptor make_event();
 
 // In a new child: points every inherited socket, pipe, named FIFO, eventfd, epoll, pidfd and other
-// anonymous descriptor at /dev/null by dup2, so that the peer of each notices when its real owner ends
-// while the number stays taken (closing it would let the Python object that owns it close a stranger's
-// file later). Regular files, memfds, directories, devices, terminals, 0, 1, 2 and `keep` stay.
-// Reads /proc/self/fd; where that is missing, asks fstat for every number below the limit.
+// anonymous descriptor at /dev/null by dup2, so that the peer of each notices when its real owner
+// ends while the number stays taken (closing it would let the Python object that owns it close a
+// stranger's file later). Regular files, memfds, directories, devices, terminals, 0, 1, 2 and
+// `keep` stay. Reads /proc/self/fd; where that is missing, asks fstat for every number below the
+// limit.
 void detach_inherited_descriptors(std::span<const int> keep) noexcept;
 
 }  // namespace simpler

@@ -17,8 +17,10 @@ enum class FutexResult : std::uint8_t {
   kInterrupted,  // a signal handler ran in this thread
 };
 
-// Sleeps while *word == expected, until woken, the deadline (CLOCK_MONOTONIC, absolute) or a signal.
-FutexResult futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, Deadline deadline) noexcept;
+// Sleeps while *word == expected, until woken, the deadline (CLOCK_MONOTONIC, absolute) or a
+// signal.
+FutexResult futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
+                       Deadline deadline) noexcept;
 
 // Wakes at most `count` sleepers.
 void futex_wake(const std::atomic<std::uint32_t>& word, int count) noexcept;

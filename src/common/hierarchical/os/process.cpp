@@ -32,9 +32,12 @@ namespace simpler {
 namespace {
 
 constexpr Nanoseconds kNanosecondsPerSecond = 1'000'000'000;
-constexpr auto kWaitByPidfd = static_cast<idtype_t>(3);  // P_PIDFD, which C libraries older than the kernel lack
+constexpr auto kWaitByPidfd =
+    static_cast<idtype_t>(3);  // P_PIDFD, which C libraries older than the kernel lack
 
-int pidfd_open_raw(pid_t pid) noexcept { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0U)); }
+int pidfd_open_raw(pid_t pid) noexcept {
+  return static_cast<int>(syscall(SYS_pidfd_open, pid, 0U));
+}
 
 int pidfd_send_signal_raw(int pidfd, int signal) noexcept {
   return static_cast<int>(syscall(SYS_pidfd_send_signal, pidfd, signal, nullptr, 0U));
@@ -91,7 +94,8 @@ std::string describe_signal(int signal) {
 
 std::optional<int> affinity_cores() {
   for (std::size_t cpus = 1024; cpus <= (std::size_t{1} << 20); cpus *= 2) {
-    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(cpus), [](cpu_set_t* p) { CPU_FREE(p); });
+    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(cpus),
+                                                               [](cpu_set_t* p) { CPU_FREE(p); });
     if (set == nullptr) return std::nullopt;
     const std::size_t nbytes = CPU_ALLOC_SIZE(cpus);
     if (sched_getaffinity(0, nbytes, set.get()) == 0) return CPU_COUNT_S(nbytes, set.get());
@@ -120,12 +124,13 @@ pid_t fork_process() {
 }
 
 void reset_child_signals() noexcept {
-  struct sigaction action {};
+  struct sigaction action{};
   sigemptyset(&action.sa_mask);
   for (int signal = 1; signal < NSIG; ++signal) {
     const bool ignored = signal == SIGINT || signal == SIGPIPE || signal == SIGXFSZ;
     action.sa_handler = ignored ? SIG_IGN : SIG_DFL;
-    sigaction(signal, &action, nullptr);  // refused for SIGKILL, SIGSTOP and the C library's own two
+    sigaction(signal, &action,
+              nullptr);  // refused for SIGKILL, SIGSTOP and the C library's own two
   }
   const itimerval off{};
   setitimer(ITIMER_REAL, &off, nullptr);
@@ -142,19 +147,24 @@ std::optional<Descriptor> open_pidfd(pid_t pid) {
   if (fd >= 0) return Descriptor(fd);
   if (errno == ESRCH) return std::nullopt;
   if (errno == ENOSYS || errno == EPERM) {
-    throw Error(ErrorCode::kUnsupported, "this platform lacks or forbids " + with_errno("pidfd_open"));
+    throw Error(ErrorCode::kUnsupported,
+                "this platform lacks or forbids " + with_errno("pidfd_open"));
   }
   throw_errno("pidfd_open of process " + std::to_string(pid));
 }
 
 void require_platform() {
   std::string missing;
-  const auto lacks = [&missing](const std::string& what) { missing += (missing.empty() ? "" : ", ") + what; };
+  const auto lacks = [&missing](const std::string& what) {
+    missing += (missing.empty() ? "" : ", ") + what;
+  };
   utsname system{};
   int major = 0, minor = 0;
-  const bool known = uname(&system) == 0 && std::sscanf(system.release, "%d.%d", &major, &minor) == 2;
+  const bool known =
+      uname(&system) == 0 && std::sscanf(system.release, "%d.%d", &major, &minor) == 2;
   if (!known || major < 5 || (major == 5 && minor < 10)) {
-    lacks(std::string("Linux 5.10 or newer (this is ") + (known ? system.release : "unknown") + ")");
+    lacks(std::string("Linux 5.10 or newer (this is ") + (known ? system.release : "unknown") +
+          ")");
   }
   const Descriptor self(pidfd_open_raw(getpid()));
   if (!self.valid()) {
@@ -164,7 +174,8 @@ void require_platform() {
   }
   const Descriptor memory(memfd_create("simpler-probe", MFD_CLOEXEC));
   if (!memory.valid()) lacks(with_errno("memfd_create"));
-  if (!missing.empty()) throw Error(ErrorCode::kUnsupported, "this platform lacks or forbids " + missing);
+  if (!missing.empty())
+    throw Error(ErrorCode::kUnsupported, "this platform lacks or forbids " + missing);
 }
 
 bool wait_process_end(int pidfd, Deadline deadline) noexcept {
@@ -180,7 +191,9 @@ bool wait_process_end(int pidfd, Deadline deadline) noexcept {
   }
 }
 
-bool send_signal(int pidfd, int signal) noexcept { return pidfd_send_signal_raw(pidfd, signal) == 0; }
+bool send_signal(int pidfd, int signal) noexcept {
+  return pidfd_send_signal_raw(pidfd, signal) == 0;
+}
 
 ExitStatus reap(int pidfd) noexcept {
   siginfo_t info{};
@@ -190,24 +203,33 @@ ExitStatus reap(int pidfd) noexcept {
     result = waitid(kWaitByPidfd, static_cast<id_t>(pidfd), &info, WEXITED | WNOHANG);
   } while (result != 0 && errno == EINTR);
   if (result != 0) {
-    return {errno == ECHILD ? ExitStatus::Kind::kTakenByAnotherWaiter : ExitStatus::Kind::kUnknown, 0, false};
+    return {errno == ECHILD ? ExitStatus::Kind::kTakenByAnotherWaiter : ExitStatus::Kind::kUnknown,
+            0, false};
   }
   if (info.si_pid == 0) return {};
   switch (info.si_code) {
-    case CLD_EXITED: return {ExitStatus::Kind::kExited, info.si_status, false};
-    case CLD_KILLED: return {ExitStatus::Kind::kSignalled, info.si_status, false};
-    case CLD_DUMPED: return {ExitStatus::Kind::kSignalled, info.si_status, true};
-    default: return {};
+    case CLD_EXITED:
+      return {ExitStatus::Kind::kExited, info.si_status, false};
+    case CLD_KILLED:
+      return {ExitStatus::Kind::kSignalled, info.si_status, false};
+    case CLD_DUMPED:
+      return {ExitStatus::Kind::kSignalled, info.si_status, true};
+    default:
+      return {};
   }
 }
 
 std::string describe_exit(const ExitStatus& status) {
   switch (status.kind) {
-    case ExitStatus::Kind::kExited: return "exited with code " + std::to_string(status.value);
+    case ExitStatus::Kind::kExited:
+      return "exited with code " + std::to_string(status.value);
     case ExitStatus::Kind::kSignalled:
-      return "killed by " + describe_signal(status.value) + (status.core_dumped ? ", core dumped" : "");
-    case ExitStatus::Kind::kTakenByAnotherWaiter: return "ended; exit status taken by another waiter";
-    case ExitStatus::Kind::kUnknown: break;
+      return "killed by " + describe_signal(status.value) +
+             (status.core_dumped ? ", core dumped" : "");
+    case ExitStatus::Kind::kTakenByAnotherWaiter:
+      return "ended; exit status taken by another waiter";
+    case ExitStatus::Kind::kUnknown:
+      break;
   }
   return "ended; exit status unknown";
 }
@@ -223,8 +245,11 @@ std::optional<std::uint64_t> cgroup_oom_kills() noexcept {
 int usable_cores() noexcept {
   try {
     const int cores = affinity_cores().value_or(static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
-    const double quota = cgroup::cpu_quota(cgroup::kOwnProcess).value_or(static_cast<double>(cores));
-    return std::max(1, std::min(cores, static_cast<int>(std::ceil(std::min(quota, static_cast<double>(cores))))));
+    const double quota =
+        cgroup::cpu_quota(cgroup::kOwnProcess).value_or(static_cast<double>(cores));
+    return std::max(
+        1,
+        std::min(cores, static_cast<int>(std::ceil(std::min(quota, static_cast<double>(cores))))));
   } catch (const std::exception&) {
     return 1;
   }

@@ -12,18 +12,20 @@
 
 namespace simpler {
 
-// fork() with every signal blocked in the calling thread, restored in the parent. In the child (returns 0)
-// signals are still blocked: call reset_child_signals() before anything else. Throws Error{kSystem}.
+// fork() with every signal blocked in the calling thread, restored in the parent. In the child
+// (returns 0) signals are still blocked: call reset_child_signals() before anything else. Throws
+// Error{kSystem}.
 pid_t fork_process();
 
-// In a new child: every handler to its default, SIGINT, SIGPIPE and SIGXFSZ ignored, alarms and interval
-// timers off, then an empty signal mask.
+// In a new child: every handler to its default, SIGINT, SIGPIPE and SIGXFSZ ignored, alarms and
+// interval timers off, then an empty signal mask.
 void reset_child_signals() noexcept;
 
 // Throws Error{kUnsupported} naming pidfd_open when it is missing or forbidden (ENOSYS, EPERM);
 // nullopt when the process no longer exists.
 std::optional<Descriptor> open_pidfd(pid_t pid);
-// Throws Error{kUnsupported} with what is missing (Linux 5.10, pidfd_open, pidfd_send_signal, memfd_create).
+// Throws Error{kUnsupported} with what is missing (Linux 5.10, pidfd_open, pidfd_send_signal,
+// memfd_create).
 void require_platform();
 
 // True when the process behind `pidfd` has ended (all of its threads).
@@ -47,8 +49,8 @@ ExitStatus reap(int pidfd) noexcept;
 // "killed by SIGKILL", "ended; exit status taken by another waiter".
 std::string describe_exit(const ExitStatus& status);
 
-// The out-of-memory kill count of this process's memory cgroup (v1 or v2), for telling an OOM kill from
-// another SIGKILL. nullopt where there is none to read.
+// The out-of-memory kill count of this process's memory cgroup (v1 or v2), for telling an OOM kill
+// from another SIGKILL. nullopt where there is none to read.
 std::optional<std::uint64_t> cgroup_oom_kills() noexcept;
 
 // Cores this process may use: its affinity mask and the cgroup's CPU quota (v1 or v2), at least 1.

@@ -27,13 +27,14 @@
 namespace simpler {
 namespace {
 
-// All regions of this process. Its mutex is held from a region's memfd_create to its registration, and
-// across every fork: a child forked by another thread meanwhile never holds a stray descriptor or an
-// unregistered mapping.
+// All regions of this process. Its mutex is held from a region's memfd_create to its registration,
+// and across every fork: a child forked by another thread meanwhile never holds a stray descriptor
+// or an unregistered mapping.
 class Registry {
  public:
   static Registry& instance() {
-    static Registry* const registry = new Registry;  // never destroyed: regions may outlive static destructors
+    static Registry* const registry =
+        new Registry;  // never destroyed: regions may outlive static destructors
     return *registry;
   }
 
@@ -73,8 +74,10 @@ std::optional<std::uint64_t> free_memory() {
 [[noreturn]] void throw_out_of_memory(const std::string& name, std::size_t nbytes,
                                       std::optional<std::uint64_t> available) {
   throw Error(ErrorCode::kOutOfMemory,
-              "shared region '" + name + "' needs " + std::to_string(nbytes) + " bytes of memory; " +
-                  (available ? std::to_string(*available) + " bytes are free" : "how many are free is unknown"));
+              "shared region '" + name + "' needs " + std::to_string(nbytes) +
+                  " bytes of memory; " +
+                  (available ? std::to_string(*available) + " bytes are free"
+                             : "how many are free is unknown"));
 }
 
 Descriptor create_memfd(const std::string& name) {
@@ -91,12 +94,14 @@ void commit_pages(int fd, std::size_t nbytes, const std::string& name) {
     result = fallocate(fd, 0, 0, static_cast<off_t>(nbytes));
   } while (result != 0 && errno == EINTR);
   if (result == 0) return;
-  if (errno == ENOSPC || errno == ENOMEM || errno == EFBIG) throw_out_of_memory(name, nbytes, free_memory());
+  if (errno == ENOSPC || errno == ENOMEM || errno == EFBIG)
+    throw_out_of_memory(name, nbytes, free_memory());
   throw_errno("fallocate of " + std::to_string(nbytes) + " bytes for shared region '" + name + "'");
 }
 
 std::size_t whole_pages(std::size_t nbytes, const std::string& name) {
-  if (nbytes == 0) throw Error(ErrorCode::kInvalidArgument, "shared region '" + name + "' of 0 bytes");
+  if (nbytes == 0)
+    throw Error(ErrorCode::kInvalidArgument, "shared region '" + name + "' of 0 bytes");
   const std::size_t mask = page_size() - 1;
   if (nbytes > static_cast<std::size_t>(std::numeric_limits<off_t>::max()) - mask) {
     throw_out_of_memory(name, nbytes, free_memory());
@@ -118,7 +123,8 @@ SharedRegion::SharedRegion(std::size_t nbytes, const std::string& name, Pages pa
   registry.regions.reserve(registry.regions.size() + 1);
   const Descriptor fd = create_memfd(name);
   if (ftruncate(fd.get(), static_cast<off_t>(size_)) != 0) {
-    throw_errno("ftruncate to " + std::to_string(size_) + " bytes for shared region '" + name + "'");
+    throw_errno("ftruncate to " + std::to_string(size_) + " bytes for shared region '" + name +
+                "'");
   }
   if (pages == Pages::kCommitted) commit_pages(fd.get(), size_, name);
   const int flags = MAP_SHARED | (pages == Pages::kSparse ? MAP_NORESERVE : 0);
@@ -158,9 +164,11 @@ std::size_t SharedRegion::resident_bytes() const {
   std::size_t pages = 0;
   for (std::size_t offset = 0; offset < size_; offset += step) {
     const std::size_t nbytes = std::min(step, size_ - offset);
-    if (mincore(data_ + offset, nbytes, present.data()) != 0) throw_errno("mincore of a shared region");
+    if (mincore(data_ + offset, nbytes, present.data()) != 0)
+      throw_errno("mincore of a shared region");
     const auto end = present.begin() + static_cast<std::ptrdiff_t>(nbytes / page_size());
-    pages += static_cast<std::size_t>(std::count_if(present.begin(), end, [](unsigned char p) { return p & 1; }));
+    pages += static_cast<std::size_t>(
+        std::count_if(present.begin(), end, [](unsigned char p) { return p & 1; }));
   }
   return pages * page_size();
 }
@@ -169,7 +177,8 @@ void seal_regions_except(std::span<const SharedRegion* const> keep) noexcept {
   for (const SharedRegion* region : Registry::instance().regions) {
     if (std::find(keep.begin(), keep.end(), region) != keep.end()) continue;
     // The address stays taken: the region's object may still unmap it in this process.
-    mmap(region->data(), region->size(), PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    mmap(region->data(), region->size(), PROT_NONE,
+         MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   }
 }
 

@@ -43,15 +43,22 @@ void decode(std::span<const std::byte> wire, Scratch& scratch) {
   scratch.scalars.clear();
   const auto on_tensor = [&scratch](const TensorRecord& record, const std::byte* dims) {
     const auto* const shape = reinterpret_cast<const std::int64_t*>(dims);
-    scratch.tensors.push_back({reinterpret_cast<void*>(static_cast<std::uintptr_t>(record.address)), record.nbytes,
-                               shape, shape + record.ndim, record.ndim, record.dtype, record.tag, 0});
+    scratch.tensors.push_back({reinterpret_cast<void*>(static_cast<std::uintptr_t>(record.address)),
+                               record.nbytes, shape, shape + record.ndim, record.ndim, record.dtype,
+                               record.tag, 0});
   };
   const auto on_scalar = [&scratch](const ScalarRecord& record) {
     simpler_scalar scalar{};
     switch (static_cast<ItemKind>(record.kind)) {
-      case ItemKind::kBool: scalar.kind = SIMPLER_SCALAR_BOOL; break;
-      case ItemKind::kInt64: scalar.kind = SIMPLER_SCALAR_INT64; break;
-      default: scalar.kind = SIMPLER_SCALAR_FLOAT64; break;
+      case ItemKind::kBool:
+        scalar.kind = SIMPLER_SCALAR_BOOL;
+        break;
+      case ItemKind::kInt64:
+        scalar.kind = SIMPLER_SCALAR_INT64;
+        break;
+      default:
+        scalar.kind = SIMPLER_SCALAR_FLOAT64;
+        break;
     }
     std::memcpy(&scalar.v, &record.bits, sizeof record.bits);
     scratch.scalars.push_back(scalar);
@@ -61,7 +68,8 @@ void decode(std::span<const std::byte> wire, Scratch& scratch) {
 
 }  // namespace
 
-KernelOutcome call_native_kernel(simpler_kernel_fn kernel, std::span<const std::byte> wire, std::int32_t device_id) {
+KernelOutcome call_native_kernel(simpler_kernel_fn kernel, std::span<const std::byte> wire,
+                                 std::int32_t device_id) {
   Scratch& scratch = thread_scratch();
   decode(aligned(wire, scratch), scratch);
   scratch.error.front() = '\0';
