@@ -19,8 +19,27 @@ constexpr Nanoseconds kTrimAfter = 1'000'000'000;
 
 constexpr std::uint32_t bit(int slot) noexcept { return 1U << static_cast<unsigned>(slot); }
 
-bool is_posted(const ControlSlot<>& slot) noexcept {
-  return slot.state.load(std::memory_order_acquire) == raw(SlotState::kPosted);
+// A bell's bit may be older than what is in the slot now: only the state says for whom it is posted.
+bool waits_for(const ControlSlot<>& slot, Lane lane) noexcept {
+  const std::uint32_t state = slot.state.load(std::memory_order_acquire);
+  return state == raw(posted_for(lane)) || state == raw(SlotState::kPostedAny);
+}
+
+// The oldest request for `lane` among the slots in `pending`, or -1. Clears the bits that are stale.
+int oldest(const ChildBlock<>& block, Lane lane, std::uint32_t& pending) noexcept {
+  int found = -1;
+  std::uint64_t found_id = std::numeric_limits<std::uint64_t>::max();
+  for (std::uint32_t left = pending; left != 0; left &= left - 1) {
+    const int slot = std::countr_zero(left);
+    const ControlSlot<>& shared = block.slots[slot];
+    if (!waits_for(shared, lane)) {  // withdrawn, or served by another thread
+      pending &= ~bit(slot);
+    } else if (shared.request_id < found_id) {
+      found_id = shared.request_id;
+      found = slot;
+    }
+  }
+  return found;
 }
 
 }  // namespace
@@ -66,8 +85,8 @@ void ChildLoop::run() {
   while (!stopped_) {
     pending_ |= bell_take(block_.main_bell);
     pending_ &= ~kRingBit;  // the ring's own counters say what is there
-    serve_any(pending_);
-    const int slot = pending_ != 0 ? oldest_main(pending_) : -1;
+    serve_any();
+    const int slot = pending_ != 0 ? oldest(block_, Lane::kMain, pending_) : -1;
     const std::uint64_t seq = ring_available(block_.ring, completed_);
     if (slot >= 0 && (task_was_last_ || seq == 0)) {
       task_was_last_ = false;
@@ -96,53 +115,33 @@ void ChildLoop::wait_for_work() {
   spin_.waited(monotonic_now() - start);
 }
 
-void ChildLoop::serve_any(std::uint32_t& pending) {
-  for (std::uint32_t left = pending; left != 0; left &= left - 1) {
+void ChildLoop::serve_any() {
+  for (std::uint32_t left = pending_; left != 0; left &= left - 1) {
     const int slot = std::countr_zero(left);
-    const ControlSlot<>& shared = block_.slots[slot];
-    if (!is_posted(shared)) {  // withdrawn, or served by a service thread
-      pending &= ~bit(slot);
-    } else if (shared.lane == Lane::kAny) {
-      pending &= ~bit(slot);
-      serve_control(slot);
-    }
+    if (block_.slots[slot].state.load(std::memory_order_acquire) != raw(SlotState::kPostedAny)) continue;
+    pending_ &= ~bit(slot);
+    serve_control(slot, Lane::kAny);
   }
-}
-
-int ChildLoop::oldest_main(std::uint32_t& pending) const {
-  int oldest = -1;
-  std::uint64_t oldest_id = std::numeric_limits<std::uint64_t>::max();
-  for (std::uint32_t left = pending; left != 0; left &= left - 1) {
-    const int slot = std::countr_zero(left);
-    const ControlSlot<>& shared = block_.slots[slot];
-    if (!is_posted(shared)) {
-      pending &= ~bit(slot);
-    } else if (shared.request_id < oldest_id) {
-      oldest_id = shared.request_id;
-      oldest = slot;
-    }
-  }
-  return oldest;
 }
 
 void ChildLoop::set_busy() {
   // From here on a poster of a kAny request rings the service bell too; what came before is answered now.
   block_.main_busy.store(1, std::memory_order_seq_cst);
   pending_ |= bell_take(block_.main_bell) & ~kRingBit;
-  serve_any(pending_);
+  serve_any();
 }
 
 void ChildLoop::run_exclusive(int slot) {
   pending_ &= ~bit(slot);
   set_busy();
   const bool stop = block_.slots[slot].op == static_cast<std::uint16_t>(ControlOp::STOP);
-  if (serve_control(slot) && stop) stopped_ = true;
+  if (serve_control(slot, Lane::kMain) && stop) stopped_ = true;
   block_.main_busy.store(0, std::memory_order_seq_cst);
 }
 
-bool ChildLoop::serve_control(int index) {
+bool ChildLoop::serve_control(int index, Lane lane) {
   ControlSlot<>& slot = block_.slots[index];
-  if (!slot_claim(slot)) return false;
+  if (!slot_claim(slot, lane)) return false;
   slot.started_ns.store(monotonic_now(), std::memory_order_relaxed);
   answer(slot, index);
   const bool notify = (slot.flags & kNotifyAsync) != 0;
@@ -205,21 +204,10 @@ void ChildLoop::start_service_thread() {
 }
 
 int ChildLoop::next_concurrent() {
-  int oldest = -1;
-  std::uint64_t oldest_id = std::numeric_limits<std::uint64_t>::max();
   service_pending_ |= bell_take(block_.service_bell);
-  for (std::uint32_t left = service_pending_; left != 0; left &= left - 1) {
-    const int slot = std::countr_zero(left);
-    const ControlSlot<>& shared = block_.slots[slot];
-    if (!is_posted(shared)) {
-      service_pending_ &= ~bit(slot);
-    } else if (shared.request_id < oldest_id) {
-      oldest_id = shared.request_id;
-      oldest = slot;
-    }
-  }
-  if (oldest >= 0) service_pending_ &= ~bit(oldest);
-  return oldest;
+  const int slot = service_pending_ != 0 ? oldest(block_, Lane::kService, service_pending_) : -1;
+  if (slot >= 0) service_pending_ &= ~bit(slot);
+  return slot;
 }
 
 void ChildLoop::serve_concurrent() {
@@ -231,7 +219,7 @@ void ChildLoop::serve_concurrent() {
       // The next leader takes what is left; make sure that there is one.
       if (service_idle_.fetch_sub(1) == 1 && service_threads_.load() < kServiceThreads) start_service_thread();
     }
-    serve_control(slot);
+    serve_control(slot, Lane::kService);
     service_idle_.fetch_add(1);
   }
 }
