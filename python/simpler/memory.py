@@ -214,15 +214,8 @@ class MemoryRegistry:
         deadline = time.monotonic() + timeout_s
         for blocker in use.blockers:
             while not blocker.released:
-                left = deadline - time.monotonic()
-                if blocker.waiter is not None and timeout_s > 0:
-                    blocker.waiter(max(left, 0.0))
-                if blocker.released:
-                    break
-                if left <= 0:
+                if not self._wait_for(blocker, deadline - time.monotonic()):
                     return False
-                if blocker.waiter is None:
-                    self._sleep(blocker, left)
         return True
 
     def release(self, use: Use) -> None:
@@ -299,7 +292,13 @@ class MemoryRegistry:
             )
         return record
 
-    def _sleep(self, blocker: Use, timeout_s: float) -> None:
+    def _wait_for(self, blocker: Use, timeout_s: float) -> bool:
+        """One wait; false when the time is over and the blocker still holds."""
+        if blocker.waiter is not None:
+            blocker.waiter(max(timeout_s, 0.0))
+            return blocker.released or timeout_s > 0
+        if timeout_s <= 0:
+            return False
         with self._lock:
             self._waiting += 1
             try:
@@ -307,6 +306,7 @@ class MemoryRegistry:
                     self._turn.wait(min(timeout_s, threading.TIMEOUT_MAX))
             finally:
                 self._waiting -= 1
+        return True
 
     def _late(self, use: Use, worker: int | None, timeout_s: float) -> WorkerTimeoutError:
         blocker = next((other for other in use.blockers if not other.released), use)

@@ -1,0 +1,1 @@
+"""Chip backends: what a platform has to provide, how it is found, and the `cpu` platform."""
