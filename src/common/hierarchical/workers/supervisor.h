@@ -1,0 +1,87 @@
+// One thread of the parent that sleeps until a child ends or logs: pidfds, log sockets, the spare's reports.
+//
+// It never takes the GIL, so that a death is noticed whatever Python does.
+//
+// Thread safety: start, stop and watch from any thread, one at a time; the delegate is called on the
+// supervisor's thread only.
+// Fork: start() after the last fork of init.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "hierarchical/os/descriptor.h"
+#include "hierarchical/os/process.h"
+#include "hierarchical/workers/spare.h"
+
+namespace simpler {
+
+class SupervisorDelegate {
+ public:
+  virtual ~SupervisorDelegate() = default;
+  virtual void child_ended(int index, const ExitStatus& status) = 0;
+  virtual void child_logged(int index, std::vector<std::byte> frame) = 0;
+  virtual void spare_ended() = 0;
+  // Called once about a second after poke_trim: gives unused payload pages back.
+  virtual void trim() = 0;
+};
+
+class Supervisor {
+ public:
+  struct Child {
+    int index = 0;
+    pid_t pid = -1;
+    int pidfd = -1;  // borrowed: stays open until child_ended has returned
+    Descriptor log_socket;
+    bool forked_by_spare = false;
+  };
+
+  Supervisor(SupervisorDelegate& delegate, SpareHandle& spare);
+  ~Supervisor() { stop(); }
+  Supervisor(const Supervisor&) = delete;
+  Supervisor& operator=(const Supervisor&) = delete;
+
+  void watch(Child child);
+  void start();
+  void stop();
+  // Payload pages were used: trim them when it has been quiet for a while.
+  void poke_trim();
+
+ private:
+  struct Watched {
+    Child child;
+    std::vector<std::byte> received;  // of the log stream, not yet a whole frame
+    bool awaiting_report = false;     // ended; only the spare can say how
+  };
+
+  void run();
+  void take_new();
+  void poll_once();
+  void read_log(Watched& watched);
+  void handle_end(std::size_t position);
+  void handle_report();
+  void finish(std::size_t position, const ExitStatus& status);
+
+  SupervisorDelegate& delegate_;
+  SpareHandle& spare_;
+  Descriptor wake_;
+  std::thread thread_;
+  std::mutex mutex_;
+  std::vector<Child> new_;            // guarded by mutex_
+  std::atomic<bool> stopping_{false};
+  std::atomic<std::int64_t> trim_at_{0};  // 0: nothing to trim
+  // the supervisor's thread only
+  std::vector<Watched> watched_;
+  std::map<pid_t, ExitStatus> reports_;
+  bool spare_alive_ = true;
+  bool reports_open_ = true;
+};
+
+}  // namespace simpler
