@@ -223,8 +223,15 @@ void ControlParentEnd::reset() {
   block_.service_bell.pending.store(0);
   block_.service_bell.sleepers.store(0);
   block_.main_busy.store(0);
+}
+
+void ControlParentEnd::open() {
   arena_.reopen();
   gone_.store(false, std::memory_order_seq_cst);
+}
+
+void ControlParentEnd::cancel_lifecycle() {
+  block_.slots[kLifecycleSlot].state.store(raw(SlotState::kIdle), std::memory_order_seq_cst);
 }
 
 int ControlParentEnd::running(std::array<InFlight, kControlSlots>& out) const {

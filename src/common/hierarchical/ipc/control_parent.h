@@ -95,8 +95,11 @@ class ControlParentEnd {
   // The child is reaped (`closing` false) or the tree is closing: every reply due fails now and later.
   // When closing, claimed slots are abandoned and their waiters woken; START and STOP go on.
   void fail_all(bool closing);
-  // A new incarnation: everything idle. REQUIRES: all_released().
+  // For a new incarnation: everything idle, but calls still fail until open(). REQUIRES: gone(), all_released().
   void reset();
+  void open();
+  // Takes back a START that will not be answered. REQUIRES: the child it was for is dead or was never born.
+  void cancel_lifecycle();
   [[nodiscard]] bool gone() const noexcept { return gone_.load(std::memory_order_seq_cst); }
   [[nodiscard]] bool all_released() const noexcept;
 

@@ -159,7 +159,6 @@ void TaskRingParentEnd::reset() {
   block_.ring.retired.store(last, std::memory_order_relaxed);
   block_.ring.completed.store(last, std::memory_order_relaxed);
   block_.ring.begun.store(last, std::memory_order_relaxed);
-  gone_.store(false, std::memory_order_release);
 }
 
 std::optional<RunningTask> TaskRingParentEnd::running() const {

@@ -52,8 +52,10 @@ class TaskRingParentEnd {
 
   // The child is reaped or the tree closes: waiters return kPeerGone, now and later.
   void fail_all();
-  // A new incarnation starts behind the last number given out. REQUIRES: fail_all() was called.
+  // A new incarnation starts behind the last number given out; tasks are refused until open().
+  // REQUIRES: fail_all() was called.
   void reset();
+  void open() noexcept { gone_.store(false, std::memory_order_release); }
 
   [[nodiscard]] std::optional<RunningTask> running() const;
   [[nodiscard]] std::uint64_t published() const noexcept { return published_.load(std::memory_order_relaxed); }

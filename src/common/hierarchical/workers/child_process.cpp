@@ -1,5 +1,6 @@
 #include "hierarchical/workers/child_process.h"
 
+#include <algorithm>
 #include <new>
 
 #include "hierarchical/ipc/error_codec.h"
@@ -19,7 +20,7 @@ TreeMemory::TreeMemory(int children, std::size_t max_payload, std::size_t heap_b
     : half_bytes_(round_up(max_payload) + 2 * kMaxFailureBytes),
       control_(sizeof(TreeHeader<>) + static_cast<std::size_t>(children) * sizeof(ChildBlock<>), name + "-control",
                SharedRegion::Pages::kCommitted),
-      payload_(static_cast<std::size_t>(children) * 2 * half_bytes_, name + "-payload", SharedRegion::Pages::kSparse),
+      payload_(std::max(1UL, static_cast<std::size_t>(children)) * 2 * half_bytes_, name + "-payload", SharedRegion::Pages::kSparse),
       heap_(std::make_shared<SharedRegion>(heap_bytes, name + "-heap", SharedRegion::Pages::kSparse)),
       header_(new (control_.data()) TreeHeader<>) {
   for (int i = 0; i < children; ++i) {

@@ -190,6 +190,11 @@ SpareHandle::Replacement SpareHandle::fork_child(int index, std::uint64_t genera
   return replacement;
 }
 
+void SpareHandle::dismiss() {
+  const std::lock_guard lock(mutex_);
+  request_socket_.reset();
+}
+
 std::optional<SpareExitReport> SpareHandle::read_report() {
   ExitMessage message{};
   ssize_t got = -1;

@@ -59,7 +59,7 @@ class SpareHandle {
   // The next report; nullopt at the end of the stream (the spare is gone). REQUIRES: the pipe is readable.
   std::optional<SpareExitReport> read_report();
   // The end of the request stream tells the spare to leave.
-  void dismiss() noexcept { request_socket_.reset(); }
+  void dismiss();
 
  private:
   std::mutex mutex_;  // one request at a time

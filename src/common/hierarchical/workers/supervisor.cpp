@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -39,6 +40,7 @@ void Supervisor::poke_trim() {
 }
 
 void Supervisor::start() {
+  if (thread_.joinable()) return;
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -100,8 +102,7 @@ void Supervisor::poll_once() {
   if (polled[2].revents != 0) handle_report();
   if (polled[1].revents != 0) {
     spare_alive_ = false;
-    reap(spare_.pidfd());
-    delegate_.spare_ended();
+    delegate_.spare_ended(reap(spare_.pidfd()));
   }
 }
 

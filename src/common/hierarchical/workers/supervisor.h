@@ -28,7 +28,7 @@ class SupervisorDelegate {
   virtual ~SupervisorDelegate() = default;
   virtual void child_ended(int index, const ExitStatus& status) = 0;
   virtual void child_logged(int index, std::vector<std::byte> frame) = 0;
-  virtual void spare_ended() = 0;
+  virtual void spare_ended(const ExitStatus& status) = 0;
   // Called once about a second after poke_trim: gives unused payload pages back.
   virtual void trim() = 0;
 };
@@ -49,7 +49,7 @@ class Supervisor {
   Supervisor& operator=(const Supervisor&) = delete;
 
   void watch(Child child);
-  void start();
+  void start();  // does nothing when it runs already
   void stop();
   // Payload pages were used: trim them when it has been quiet for a while.
   void poke_trim();

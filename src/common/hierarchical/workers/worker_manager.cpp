@@ -1,0 +1,386 @@
+#include "hierarchical/workers/worker_manager.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include "hierarchical/base/error.h"
+#include "hierarchical/ipc/control_protocol.h"
+#include "hierarchical/os/process.h"
+
+namespace simpler {
+
+namespace {
+
+// A killed process ends at once unless the kernel holds it (uninterruptible sleep); then its end is not
+// waited for for ever.
+constexpr Nanoseconds kReapPatience = 2'000'000'000;
+
+std::string seconds_text(Nanoseconds since_ns) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.3f s", static_cast<double>(monotonic_now() - since_ns) * 1e-9);
+  return text.data();
+}
+
+}  // namespace
+
+WorkerManager::WorkerManager(TreeOptions options, TreeListener& listener)
+    : options_(std::move(options)),
+      listener_(listener),
+      memory_(static_cast<int>(options_.device_ids.size()) + options_.num_sub_workers, options_.max_payload,
+              options_.heap_bytes, options_.name),
+      supervisor_(*this, spare_) {
+  const int chips = static_cast<int>(options_.device_ids.size());
+  for (int i = 0; i < chips + options_.num_sub_workers; ++i) {
+    const int device = i < chips ? options_.device_ids[static_cast<std::size_t>(i)] : -1;
+    children_.push_back(std::make_unique<ChildProcess>(memory_, i, i < chips, device, options_.spin_ns));
+  }
+  memory_.header().spin_limit = options_.spin_ns > 0 ? static_cast<std::uint32_t>(usable_cores()) : 0;
+}
+
+WorkerManager::~WorkerManager() { end_everything(); }
+
+ChildProcess& WorkerManager::child(int worker) {
+  if (worker < 0 || worker >= size()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "no worker " + std::to_string(worker) + ": ids are 0 to " + std::to_string(size() - 1));
+  }
+  return *children_[static_cast<std::size_t>(worker)];
+}
+
+ChildPlan WorkerManager::plan_for(const std::string& process_name, std::vector<int> descriptors) const {
+  ChildPlan plan;
+  plan.process_name = process_name;
+  plan.regions = regions_;
+  plan.descriptors = std::move(descriptors);
+  plan.descriptors.insert(plan.descriptors.end(), options_.keep_descriptors.begin(), options_.keep_descriptors.end());
+  plan.descriptors.push_back(parent_pidfd_.get());
+  plan.parent_pidfd = parent_pidfd_.get();
+  return plan;
+}
+
+void WorkerManager::post_start(ChildProcess& child, Deadline deadline) {
+  ControlRequest request;
+  request.op = ControlOp::START;
+  request.deadline = deadline;
+  child.control.fill(kLifecycleSlot, request, nullptr);
+  child.control.post(kLifecycleSlot, next_request_id());
+}
+
+void WorkerManager::fork_child(ChildProcess& child) {
+  auto [ours, theirs] = make_socket_pair();
+  const int log_socket = theirs.get();
+  const ChildPlan plan =
+      plan_for((child.is_chip ? "simpler-chip" : "simpler-sub") + std::to_string(child.index), {log_socket});
+  const pid_t pid = spawn_child(hooks_, plan, [&] {
+    return entry_(ChildContext{child, memory_, child.generation.load(), options_.spin_ns, log_socket});
+  });
+  auto pidfd = open_pidfd(pid);
+  const std::lock_guard lock(mutex_);
+  child.pid = pid;
+  // Gone already, and reaped by somebody else (SIGCHLD ignored).
+  if (!pidfd) {
+    child.state = ChildState::kDead;
+    throw CallError(CallError::Kind::kStartup, child.index, child.describe() + " ended at once");
+  }
+  child.pidfd = std::move(*pidfd);
+  supervisor_.watch({child.index, pid, child.pidfd.get(), std::move(ours), false});
+}
+
+void WorkerManager::fork_spare() {
+  auto [request_ours, request_theirs] = make_socket_pair();
+  std::array<int, 2> pipe_ends{};
+  if (pipe2(pipe_ends.data(), O_CLOEXEC) != 0) throw_errno("pipe2");
+  Descriptor report_ours(pipe_ends[0]);
+  Descriptor report_theirs(pipe_ends[1]);
+
+  SpareDuties duties;
+  duties.request_socket = request_theirs.get();
+  duties.report_pipe = report_theirs.get();
+  duties.parent_pidfd = parent_pidfd_.get();
+  std::vector<int> descriptors{duties.request_socket, duties.report_pipe};
+  for (const auto& child : children_) {
+    duties.children.push_back(child->pidfd.get());
+    descriptors.push_back(child->pidfd.get());
+  }
+  duties.fork_child = [this](int index, std::uint64_t generation, int log_socket) {
+    ChildProcess& dead = *children_[static_cast<std::size_t>(index)];
+    const ChildPlan plan =
+        plan_for((dead.is_chip ? "simpler-chip" : "simpler-sub") + std::to_string(index), {log_socket});
+    return spawn_child(hooks_, plan, [&] {
+      return entry_(ChildContext{dead, memory_, generation, options_.spin_ns, log_socket});
+    });
+  };
+  ChildPlan plan = plan_for("simpler-spare", descriptors);
+  plan.watch_parent = false;
+  const pid_t pid = spawn_child(hooks_, plan, [&] { return run_spare(duties); });
+  auto pidfd = open_pidfd(pid);
+  if (!pidfd) throw CallError(CallError::Kind::kStartup, -1, "the spare process ended at once");
+  spare_.set(pid, std::move(*pidfd), std::move(request_ours), std::move(report_ours));
+}
+
+std::vector<std::vector<std::byte>> WorkerManager::start(
+    ChildEntry entry, ForkHooks hooks, std::vector<const SharedRegion*> keep_regions, Deadline deadline,
+    const std::function<std::unique_ptr<Interrupt>()>& make_interrupt) {
+  entry_ = std::move(entry);
+  hooks_ = std::move(hooks);
+  regions_ = std::move(keep_regions);
+  regions_.insert(regions_.end(), {&memory_.control(), &memory_.payload(), memory_.heap().get()});
+  try {
+    auto self = open_pidfd(getpid());
+    if (!self) throw Error(ErrorCode::kSystem, "pidfd_open of this process");
+    parent_pidfd_ = std::move(*self);
+    oom_kills_ = cgroup_oom_kills();
+    for (const auto& child : children_) {
+      post_start(*child, deadline);
+      fork_child(*child);
+    }
+    fork_spare();
+    supervisor_.start();
+    const std::unique_ptr<Interrupt> interrupt = make_interrupt();
+    std::vector<std::vector<std::byte>> answers;
+    for (const auto& child : children_) answers.push_back(wait_start(*child, deadline, interrupt.get()));
+    const std::lock_guard lock(mutex_);
+    spare_state_ = ChildState::kReady;
+    return answers;
+  } catch (...) {
+    end_everything();
+    throw;
+  }
+}
+
+std::vector<std::byte> WorkerManager::wait_start(ChildProcess& child, Deadline deadline, Interrupt* interrupt) {
+  switch (child.control.wait_reply(kLifecycleSlot, deadline, interrupt)) {
+    case CallWait::kOk: break;
+    case CallWait::kPeerGone: throw gone_error(child.index);
+    case CallWait::kInterrupted:
+    case CallWait::kInterruptedStarted:
+      throw CallError(CallError::Kind::kInterrupted, child.index, "interrupted while " + child.describe() + " started");
+    case CallWait::kTimedOut:
+    case CallWait::kTimedOutStarted:
+      throw CallError(CallError::Kind::kTimedOut, child.index, child.describe() + " was not ready in time", true);
+  }
+  const ReplyView reply = child.control.read_reply(kLifecycleSlot);
+  std::vector<std::byte> bytes(reply.bytes.begin(), reply.bytes.end());
+  const ReplyStatus status = reply.status;
+  child.control.release(kLifecycleSlot);
+  if (status != ReplyStatus::kOk) throw CallError(child.index, decode_failure(bytes));
+  const std::lock_guard lock(mutex_);
+  if (child.state == ChildState::kStarting) child.state = ChildState::kReady;
+  return bytes;
+}
+
+bool WorkerManager::wait_all_ended(Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  const auto all_ended = [this] {
+    return std::ranges::all_of(children_, [](const auto& child) {
+      return child->pid < 0 || child->state == ChildState::kDead || child->state == ChildState::kClosed;
+    });
+  };
+  const auto until = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline.ns()));
+  return ended_.wait_until(lock, until, all_ended);
+}
+
+void WorkerManager::signal_remaining(int signal) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& child : children_) {
+    const bool running = child->state == ChildState::kStarting || child->state == ChildState::kReady;
+    if (running && child->pidfd.valid()) send_signal(child->pidfd.get(), signal);
+  }
+}
+
+void WorkerManager::stop(Deadline deadline) {
+  const std::lock_guard stop_lock(stop_mutex_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopped_) return;
+  }
+  // A restart under way ends first: its child must not be born behind our back. It fails soon, since its
+  // waits fail.
+  stopping_.store(true, std::memory_order_seq_cst);
+  for (const auto& child : children_) {
+    child->control.fail_all(true);
+    child->ring.fail_all();
+  }
+  const std::lock_guard restart_lock(restart_mutex_);
+  const Nanoseconds now = monotonic_now();
+  const Nanoseconds budget = deadline.is_never() ? Deadline::kForever / 2 : std::max<Nanoseconds>(0, deadline.ns() - now);
+  const Nanoseconds reserve = std::min<Nanoseconds>(budget / 5, 1'000'000'000);
+  ControlRequest request;
+  request.op = ControlOp::STOP;
+  request.deadline = Deadline::at(now + budget - reserve);
+  for (const auto& child : children_) {
+    if (report(child->index).state != ChildState::kReady) continue;
+    child->control.fill(kLifecycleSlot, request, nullptr);
+    child->control.post(kLifecycleSlot, next_request_id());
+  }
+  if (!wait_all_ended(request.deadline)) {
+    signal_remaining(SIGTERM);
+    wait_all_ended(Deadline::at(now + budget - reserve / 2));
+  }
+  end_everything();
+}
+
+void WorkerManager::end_everything() noexcept {
+  stopping_.store(true, std::memory_order_seq_cst);
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopped_) return;
+    stopped_ = true;
+  }
+  supervisor_.start();  // a start that failed half-way has none yet; it reaps what there is
+  signal_remaining(SIGKILL);
+  wait_all_ended(Deadline::at(monotonic_now() + kReapPatience));
+  spare_.dismiss();
+  if (spare_.pidfd() >= 0 && !wait_process_end(spare_.pidfd(), Deadline::at(monotonic_now() + kReapPatience))) {
+    send_signal(spare_.pidfd(), SIGKILL);
+  }
+  std::unique_lock lock(mutex_);
+  ended_.wait_for(lock, std::chrono::nanoseconds(kReapPatience),
+                  [this] { return spare_.pidfd() < 0 || spare_state_ == ChildState::kDead; });
+  lock.unlock();
+  supervisor_.stop();
+}
+
+void WorkerManager::kill(int worker) {
+  ChildProcess& target = child(worker);
+  std::unique_lock lock(mutex_);
+  if (target.pidfd.valid()) send_signal(target.pidfd.get(), SIGKILL);
+  ended_.wait(lock, [&] { return target.state == ChildState::kDead || target.state == ChildState::kClosed; });
+}
+
+std::vector<std::byte> WorkerManager::restart(int worker, Deadline deadline, Interrupt* interrupt) {
+  ChildProcess& target = child(worker);
+  const std::lock_guard restart_lock(restart_mutex_);
+  if (stopping()) throw gone_error(worker);
+  if (report(worker).state != ChildState::kDead) {
+    throw Error(ErrorCode::kInvalidArgument, target.describe() + " is alive: only a dead worker can be restarted");
+  }
+  // Callers of the dead child are awake and about to let go of their slots.
+  for (;;) {
+    const std::uint32_t seen = release_seen(target.block.slots_released);
+    if (target.control.all_released()) break;
+    release_sleep(target.block.slots_released, seen, next_slice(deadline, interrupt));
+    if (interrupt != nullptr && interrupt->pending()) {
+      throw CallError(CallError::Kind::kInterrupted, worker, "interrupted while restarting " + target.describe());
+    }
+    if (deadline.passed()) {
+      throw CallError(CallError::Kind::kTimedOut, worker, "calls of the dead " + target.describe() + " have not returned");
+    }
+  }
+  target.control.reset();
+  target.ring.reset();
+  target.generation.fetch_add(1);
+  post_start(target, deadline);
+  start_replacement(target, deadline);
+  try {
+    std::vector<std::byte> answer = wait_start(target, deadline, interrupt);
+    target.control.open();
+    target.ring.open();
+    return answer;
+  } catch (...) {
+    kill(worker);
+    target.control.cancel_lifecycle();
+    throw;
+  }
+}
+
+void WorkerManager::start_replacement(ChildProcess& target, Deadline deadline) {
+  auto [ours, theirs] = make_socket_pair();
+  SpareHandle::Replacement replacement;
+  try {
+    replacement = spare_.fork_child(target.index, target.generation.load(), theirs, deadline);
+  } catch (const Error& error) {
+    target.control.cancel_lifecycle();
+    throw CallError(CallError::Kind::kStartup, target.index, error.what());
+  }
+  const std::lock_guard lock(mutex_);
+  target.pid = replacement.pid;
+  target.pidfd = std::move(replacement.pidfd);
+  target.state = ChildState::kStarting;
+  target.first_cause.clear();
+  supervisor_.watch({target.index, target.pid, target.pidfd.get(), std::move(ours), true});
+}
+
+WorkerManager::ChildReport WorkerManager::report(int worker) {
+  ChildProcess& target = child(worker);
+  const std::lock_guard lock(mutex_);
+  return {target.index, target.is_chip,           target.device_id,  target.pid,
+          target.state, target.generation.load(), target.first_cause};
+}
+
+WorkerManager::ChildReport WorkerManager::report_spare() {
+  const std::lock_guard lock(mutex_);
+  return {-1, false, -1, spare_.pid(), spare_state_, 0, spare_cause_};
+}
+
+CallError WorkerManager::gone_error(int worker) {
+  const ChildReport now = report(worker);
+  if (now.state == ChildState::kDead && !now.first_cause.empty()) {
+    return {CallError::Kind::kDied, worker, now.first_cause};
+  }
+  return {CallError::Kind::kClosed, worker, "the worker is closing or closed"};
+}
+
+std::string WorkerManager::describe_activity(ChildProcess& child) {
+  std::string text;
+  if (const auto task = child.ring.running()) {
+    text = "running task " + std::to_string(task->seq) + " " + listener_.name_of_task(task->callable_id) + " for " +
+           seconds_text(task->started_ns);
+  }
+  std::array<InFlight, kControlSlots> running;
+  const int count = child.control.running(running);
+  for (int i = 0; i < count; ++i) {
+    const InFlight& call = running[static_cast<std::size_t>(i)];
+    text += (text.empty() ? "running " : ", ") + listener_.name_of_request(call.op, call.arg) + " for " +
+            seconds_text(call.started_ns);
+  }
+  return text;
+}
+
+void WorkerManager::child_ended(int index, const ExitStatus& status) {
+  ChildProcess& child = *children_[static_cast<std::size_t>(index)];
+  std::string cause = describe_exit(status);
+  if (status.kind == ExitStatus::Kind::kSignalled && status.value == SIGKILL) {
+    const auto kills = cgroup_oom_kills();
+    if (kills && oom_kills_ && *kills > *oom_kills_) cause += "; the cgroup's out-of-memory count rose";
+    oom_kills_ = kills;
+  }
+  const std::string activity = describe_activity(child);
+  if (!activity.empty()) cause += ", " + activity;
+  {
+    const std::lock_guard lock(mutex_);
+    child.first_cause = child.describe() + " died: " + cause;
+    cause = child.first_cause;
+    child.state = stopping() ? ChildState::kClosed : ChildState::kDead;
+  }
+  spin_leave(memory_.header(), child.seat);
+  child.control.fail_all(false);
+  child.ring.fail_all();
+  if (!stopping()) listener_.child_died(index, cause);
+  const std::lock_guard lock(mutex_);
+  ended_.notify_all();
+}
+
+void WorkerManager::child_logged(int index, std::vector<std::byte> frame) {
+  listener_.child_logged(index, std::move(frame));
+}
+
+void WorkerManager::spare_ended(const ExitStatus& status) {
+  const std::lock_guard lock(mutex_);
+  spare_state_ = ChildState::kDead;
+  if (!stopping()) spare_cause_ = "the spare process died: " + describe_exit(status);
+  ended_.notify_all();
+}
+
+void WorkerManager::trim() {
+  for (const auto& child : children_) {
+    if (child->arena.wants_trim()) child->arena.trim();
+  }
+}
+
+}  // namespace simpler
