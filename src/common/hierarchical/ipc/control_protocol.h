@@ -93,13 +93,13 @@ bool slot_refuse(ControlSlot<Atom>& slot) {
 // For a child that is reaped: fails the slot if a reply was due. Returns true if it did.
 template <template <typename> class Atom>
 bool slot_fail(ControlSlot<Atom>& slot) {
-  if (slot_move(slot, SlotState::kAbandoned, SlotState::kLate)) return true;
-  if (slot_refuse(slot) || slot_move(slot, SlotState::kRunning, SlotState::kPeerGone)) {
-    futex_wake(slot.state, 1);
-    return true;
-  }
-  // A caller may have left between the two looks.
-  return slot_move(slot, SlotState::kAbandoned, SlotState::kLate);
+  // Twice for kAbandoned: the caller may leave between the looks.
+  const bool failed = slot_move(slot, SlotState::kAbandoned, SlotState::kLate) || slot_refuse(slot) ||
+                      slot_move(slot, SlotState::kRunning, SlotState::kPeerGone) ||
+                      slot_move(slot, SlotState::kAbandoned, SlotState::kLate);
+  // Also when nothing was due: the child may have died after its reply and before it woke the caller.
+  if (slot.waiter.load(std::memory_order_seq_cst) != 0) futex_wake(slot.state, 1);
+  return failed;
 }
 
 // True for exactly one caller after the handler of an abandoned request has ended.
