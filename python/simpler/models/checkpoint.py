@@ -130,11 +130,24 @@ class Checkpoint:
             stacked = np.concatenate([self._file.tensor(source) for source in _sources(name)])
             yield WeightChunk(place.offset, np.ascontiguousarray(stacked.T).reshape(-1))
 
-    def load(self) -> FloatArray:
-        """All weights in a new buffer of this process."""
-        buffer = np.zeros(self.layout.size, np.float32)
+    def new_buffer(self) -> FloatArray:
+        """A buffer of this process for ``load_into``."""
+        return np.zeros(self.layout.size, np.float32)
+
+    def load_into(self, buffer: FloatArray) -> Iterator[int]:
+        """Decode the weights into ``buffer``, yielding the bytes of each part done.
+
+        Nothing is loaded unless the iterator is used up.
+        """
         for chunk in self.chunks():
             buffer[chunk.offset : chunk.offset + chunk.data.size] = chunk.data
+            yield chunk.data.nbytes
+
+    def load(self) -> FloatArray:
+        """All weights in a new buffer of this process."""
+        buffer = self.new_buffer()
+        for _ in self.load_into(buffer):
+            pass
         return buffer
 
 

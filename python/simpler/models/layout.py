@@ -8,7 +8,7 @@ that knows the configuration finds the same bytes at the same place.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -177,28 +177,30 @@ class KVLayout:
         """Blocks of each layer that hold the first ``tokens`` tokens."""
         return -(-tokens // BLOCK_TOKENS)
 
-    def copy_blocks(self, target: FloatArray, source: FloatArray, tokens: int) -> int:
-        """Copy the blocks that hold the first ``tokens`` tokens, one memcpy each.
 
-        Args:
-            target: Flat buffer in this layout.
-            source: Likewise; must not overlap it.
-            tokens: How much of the sequence to copy, at most the capacity.
+def copy_blocks(target: NDArray[Any], source: NDArray[Any], blocks: int) -> int:
+    """Copy the first ``blocks`` blocks of every layer, one memcpy each.
 
-        Returns:
-            Number of bytes copied.
+    Args:
+        target: A cache, ``[layer][block]`` and then whatever a block is made of.
+        source: A cache of the same shape and type, elsewhere in memory.
+        blocks: How many of each layer, as ``KVLayout.used_blocks`` says.
 
-        Raises:
-            ValueError: ``tokens`` is out of range or a buffer too small.
-        """
-        if not 0 <= tokens <= self.capacity:
-            raise ValueError(f"{tokens} tokens are not 0 to {self.capacity}")
-        to, of = self.view(target), self.view(source)
-        used = self.used_blocks(tokens)
-        for layer in range(self.layers):
-            for block in range(used):
-                to[layer, block] = of[layer, block]
-        return self.layers * used * self.block_bytes
+    Returns:
+        Number of bytes copied.
+
+    Raises:
+        ValueError: the caches differ in shape, or have fewer blocks.
+    """
+    if target.shape != source.shape or target.dtype != source.dtype:
+        raise ValueError(f"caches of shape {target.shape} and {source.shape} are laid out differently")
+    layers, capacity = target.shape[:2]
+    if not 0 <= blocks <= capacity:
+        raise ValueError(f"{blocks} blocks are not 0 to {capacity}")
+    for layer in range(layers):
+        for block in range(blocks):
+            target[layer, block] = source[layer, block]
+    return int(target[:, :blocks].nbytes)
 
 
 def _check_buffer(buffer: FloatArray, size: int, what: str) -> None:

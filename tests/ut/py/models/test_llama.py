@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from simpler.models.config import LlamaConfig, ModelError
 from simpler.models.generate import generate
-from simpler.models.layout import BLOCK_TOKENS, KVLayout, WeightLayout
+from simpler.models.layout import BLOCK_TOKENS, KVLayout, WeightLayout, copy_blocks
 from simpler.models.llama import Llama, causal_attention, rms_norm, rope_rotations, rotate, silu
 from simpler.models.sampling import Sampler
 
@@ -157,7 +157,8 @@ def test_where_the_buffers_lie_changes_no_bit(floats: int) -> None:
 def test_a_cache_copied_by_blocks_continues_bit_for_bit() -> None:
     source, target = new_cache(), new_cache()
     MODEL.prefill(WEIGHTS, source, TOKENS)
-    copied = MODEL.kv.copy_blocks(target, source, len(TOKENS))
+    blocks = MODEL.kv.used_blocks(len(TOKENS))
+    copied = copy_blocks(MODEL.kv.view(target), MODEL.kv.view(source), blocks)
     assert copied == CONFIG.layers * 2 * MODEL.kv.block_bytes
     expected = MODEL.decode_step(WEIGHTS, source, 1, len(TOKENS))
     np.testing.assert_array_equal(MODEL.decode_step(WEIGHTS, target, 1, len(TOKENS)), expected)
@@ -165,13 +166,16 @@ def test_a_cache_copied_by_blocks_continues_bit_for_bit() -> None:
 
 def test_only_used_blocks_are_copied() -> None:
     layout = KVLayout(CONFIG, 64)
-    source, target = np.ones(layout.size, np.float32), np.zeros(layout.size, np.float32)
-    layout.copy_blocks(target, source, BLOCK_TOKENS + 1)
-    blocks = layout.view(target)
-    assert blocks[:, :2].all()
-    assert not blocks[:, 2:].any()
-    with pytest.raises(ValueError, match="65 tokens are not 0 to 64"):
-        layout.copy_blocks(target, source, 65)
+    assert [layout.used_blocks(tokens) for tokens in (0, 1, 16, 17)] == [0, 1, 1, 2]
+    source = layout.view(np.ones(layout.size, np.float32))
+    target = layout.view(np.zeros(layout.size, np.float32))
+    copy_blocks(target, source, 2)
+    assert target[:, :2].all()
+    assert not target[:, 2:].any()
+    with pytest.raises(ValueError, match="5 blocks are not 0 to 4"):
+        copy_blocks(target, source, 5)
+    with pytest.raises(ValueError, match="laid out differently"):
+        copy_blocks(target[:, :3], source, 1)
 
 
 def test_the_cache_is_laid_out_as_documented() -> None:

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # it ships no types
 
-from simpler.models.checkpoint import Checkpoint, ModelNotFoundError, find_demo_model
 from simpler.models.generate import generate
 from simpler.models.llama import Llama
 from simpler.models.tokenizer import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from simpler.models.checkpoint import Checkpoint
     from simpler.models.layout import FloatArray
 
 pytestmark = pytest.mark.extra
@@ -24,21 +22,6 @@ pytestmark = pytest.mark.extra
 STORED = Path(__file__).parent / "smollm2_logits.npz"
 # OpenBLAS's kernels for SSE, AVX and AVX2 differ by at most 7e-5 here; logits range over 30.
 TOLERANCE = 1e-3
-
-
-@pytest.fixture(scope="module")
-def checkpoint() -> Iterator[Checkpoint]:
-    try:
-        path = find_demo_model()
-    except ModelNotFoundError as error:
-        pytest.skip(str(error))
-    with Checkpoint(path) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def weights(checkpoint: Checkpoint) -> FloatArray:
-    return checkpoint.load()
 
 
 def prompt_tokens(checkpoint: Checkpoint, text: str) -> list[int]:
