@@ -54,13 +54,13 @@ class Tensor:
         """Whether the elements lie one after another in C order."""
         return (
             self.nbytes == 0
-            or self.strides == _packed(self.shape, self.dtype.itemsize)
+            or self.strides == packed_strides(self.shape, self.dtype.itemsize)
             or self._packed_slow()
         )
 
     def _packed_slow(self) -> bool:
         # The stride of a dimension of one element means nothing.
-        packed = _packed(self.shape, self.dtype.itemsize)
+        packed = packed_strides(self.shape, self.dtype.itemsize)
         return all(n == 1 or a == b for n, a, b in zip(self.shape, self.strides, packed, strict=True))
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ def make_tensor(
     if len(dims) > MAX_DIMS:
         raise ValueError(f"a tensor has at most {MAX_DIMS} dimensions: {len(dims)}")
     element = as_dtype(dtype)
-    steps = _packed(dims, element.itemsize) if strides is None else _ints("strides", strides)
+    steps = packed_strides(dims, element.itemsize) if strides is None else _ints("strides", strides)
     if len(steps) != len(dims):
         raise ValueError(f"{len(steps)} strides for {len(dims)} dimensions")
     first = operator.index(offset)
@@ -139,7 +139,8 @@ def extent(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple
     return (low, high - low, count) if count else (0, 0, 0)
 
 
-def _packed(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+def packed_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Strides of C order."""
     strides = []
     step = itemsize
     for n in reversed(shape):
