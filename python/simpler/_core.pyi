@@ -7,7 +7,7 @@ caller's mistake), MemoryError (no block of that size), OSError (a system call) 
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import Literal, final
 
 from typing_extensions import Buffer
 
@@ -100,10 +100,10 @@ class SharedBuffer:
         """No more exports from now on; BufferError while there are any."""
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-Replied = tuple[str, int, bytes | BaseException]  # ("reply", token, reply or error)
-Logged = tuple[str, int, bytes]  # ("log", worker, frame)
-Died = tuple[str, int, str]  # ("died", worker, how)
-Ended = tuple[str, int, int]  # ("ended", worker, hold): see Tree.call_held
+Replied = tuple[Literal["reply"], int, bytes | BaseException]  # ("reply", token, reply or error)
+Logged = tuple[Literal["log"], int, bytes]  # ("log", worker, frame)
+Died = tuple[Literal["died"], int, str]  # ("died", worker, how)
+Ended = tuple[Literal["ended"], int, int]  # ("ended", worker, hold): see Tree.call_held
 Event = Replied | Logged | Died | Ended
 
 MakeError = Callable[[str, int, str, bool, tuple[str, str, str] | None], BaseException]
@@ -198,7 +198,9 @@ class Tree:
     ) -> bytes:
         """`call` for a request that names memory. When the caller leaves (time-out, interrupt) after the
         handler has begun, an event ("ended", worker, hold) follows once it has ended or the child is dead;
-        in all other cases the request is over when this returns or raises. hold: any non-zero number."""
+        in all other cases the request is over when this returns or raises. When a signal ends the call (an
+        exception not made by make_error) exactly one such event follows in every case, for broadcast one per
+        chip. hold: any non-zero number."""
     def broadcast(
         self,
         op: int,
@@ -240,6 +242,9 @@ class Tree:
         """Stop every child in order; then SIGTERM, then SIGKILL. Calls in flight fail with "closed"."""
     def alive(self, worker: int, /) -> bool: ...
     def generation(self, worker: int, /) -> int: ...
+    def name_extension(self, ext_id: int, name: str) -> None:
+        """What errors and descriptions of deaths call it."""
+    def name_callable(self, callable_id: int, name: str) -> None: ...
     def status(self) -> list[dict[str, object]]:
         """One record a child, then the spare: kind ("chip" | "sub" | "spare"), worker (-1 for the spare),
         device_id, pid, state ("starting" | "ready" | "dead" | "closed"), generation, first_error (str | None),

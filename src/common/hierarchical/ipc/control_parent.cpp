@@ -131,6 +131,12 @@ CallWait ControlParentEnd::peer_gone(int slot) {
   return CallWait::kPeerGone;
 }
 
+bool ControlParentEnd::poll_withdraw(int slot) {
+  if (!slot_withdraw(block_.slots[slot])) return false;
+  release(slot);
+  return true;
+}
+
 CallWait ControlParentEnd::leave(int slot, bool interrupted) {
   ControlSlot<>& shared = block_.slots[slot];
   if (!interrupted) counters_.timeouts.fetch_add(1, std::memory_order_relaxed);

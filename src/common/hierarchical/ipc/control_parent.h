@@ -83,6 +83,8 @@ class ControlParentEnd {
   [[nodiscard]] bool reply_due(int slot) const noexcept;
   // Until the reply (kOk), or the caller has left and must not touch the slot again (all others).
   CallWait wait_reply(int slot, Deadline deadline, Interrupt* interrupt);
+  // Takes back a request that the child has not begun; false when it has, and then nothing changes.
+  bool poll_withdraw(int slot);
   // Withdraws or abandons at once; kOk when the reply has come after all.
   CallWait leave(int slot, bool interrupted);
   // Throws Error{kProtocol} when what the child wrote is out of bounds. REQUIRES: kOk.

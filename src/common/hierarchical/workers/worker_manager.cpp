@@ -67,6 +67,7 @@ void WorkerManager::post_start(ChildProcess& child, Deadline deadline) {
   ControlRequest request;
   request.op = ControlOp::START;
   request.deadline = deadline;
+  request.notify_async = true;
   child.control.fill(kLifecycleSlot, request, nullptr);
   child.control.post(kLifecycleSlot, next_request_id());
 }
@@ -142,14 +143,35 @@ std::vector<std::vector<std::byte>> WorkerManager::start(
     fork_spare();
     supervisor_.start();
     const std::unique_ptr<Interrupt> interrupt = make_interrupt();
-    std::vector<std::vector<std::byte>> answers;
-    for (const auto& child : children_) answers.push_back(wait_start(*child, deadline, interrupt.get()));
+    auto answers = wait_all_started(deadline, interrupt.get());
     const std::lock_guard lock(mutex_);
     spare_state_ = ChildState::kReady;
     return answers;
   } catch (...) {
     end_everything();
     throw;
+  }
+}
+
+// Whoever answers first is heard first: an error of the last child must not wait for a slow first one.
+std::vector<std::vector<std::byte>> WorkerManager::wait_all_started(Deadline deadline, Interrupt* interrupt) {
+  std::vector<std::vector<std::byte>> answers(children_.size());
+  std::vector<bool> answered(children_.size(), false);
+  for (;;) {
+    bell_take(memory_.header().async_bell);
+    const bool last_look = deadline.passed() || (interrupt != nullptr && interrupt->pending());
+    bool all = true;
+    for (std::size_t i = 0; i < children_.size(); ++i) {
+      if (answered[i]) continue;
+      if (!last_look && children_[i]->control.reply_due(kLifecycleSlot)) {
+        all = false;
+        continue;
+      }
+      answers[i] = wait_start(*children_[i], deadline, interrupt);
+      answered[i] = true;
+    }
+    if (all) return answers;
+    bell_sleep(memory_.header().async_bell, next_slice(deadline, interrupt));
   }
 }
 
