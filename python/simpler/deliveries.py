@@ -1,0 +1,127 @@
+"""Replies of submitted calls on their way to whoever waits for them, and the thread that brings them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from simpler import _core, logs
+
+if TYPE_CHECKING:
+    from simpler.failures import Failures
+
+Outcome = bytes | BaseException
+Deliver = Callable[[Outcome], None]
+
+_log = logging.getLogger("simpler.worker")
+
+
+class Deliveries:
+    """Who waits for which token. A reply may come before the submitter has said that it waits.
+
+    Thread safety: any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Deliver] = {}
+        self._early: dict[int, Outcome] = {}
+
+    def expect(self, token: int, deliver: Deliver) -> None:
+        """Have `deliver` called with the outcome of `token`: later by the delivering thread, or now."""
+        with self._lock:
+            if token not in self._early:
+                self._waiting[token] = deliver
+                return
+            outcome = self._early.pop(token)
+        deliver(outcome)
+
+    def forget(self, token: int) -> None:
+        """The call was withdrawn: no outcome will come."""
+        with self._lock:
+            self._waiting.pop(token, None)
+
+    def arrive(self, token: int, outcome: Outcome) -> None:
+        """Hand over an outcome."""
+        with self._lock:
+            deliver = self._waiting.pop(token, None)
+            if deliver is None:
+                self._early[token] = outcome
+                return
+        deliver(outcome)
+
+    def fail_all(self, error: BaseException) -> None:
+        """Nothing will come any more: everyone who waits gets `error`."""
+        with self._lock:
+            waiting = list(self._waiting.values())
+            self._waiting.clear()
+            self._early.clear()
+        for deliver in waiting:
+            deliver(error)
+
+
+class EventSink(Protocol):
+    """What the dispatcher tells besides replies."""
+
+    def on_died(self, worker: int, how: str) -> None:
+        """A child is gone."""
+
+    def on_ended(self, worker: int, hold: int) -> None:
+        """A request that its caller had given up has ended."""
+
+
+class Dispatcher:
+    """The thread of a running tree that takes its events. It holds no reference to the Worker."""
+
+    def __init__(
+        self, tree: _core.Tree, deliveries: Deliveries, failures: Failures, sink: EventSink, name: str
+    ) -> None:
+        self._tree = tree
+        self._deliveries = deliveries
+        self._failures = failures
+        self._sink = sink
+        self._thread = threading.Thread(target=self._run, name=f"{name}-events", daemon=True)
+
+    def start(self) -> None:
+        """Start taking events."""
+        self._thread.start()
+
+    def is_current(self) -> bool:
+        """Whether the caller is this thread."""
+        return self._thread is threading.current_thread()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the last event is delivered; not from a callback on this very thread."""
+        if not self.is_current() and self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while events := self._tree.next_events():
+            for event in events:
+                self._handle(event)
+
+    def _handle(self, event: _core.Event) -> None:
+        try:
+            self._deliver(event)
+        except Exception as error:  # noqa: BLE001 - a callback's or log handler's own error ends here
+            _report(error)
+
+    def _deliver(self, event: _core.Event) -> None:
+        if event[0] == "reply":
+            self._deliveries.arrive(event[1], event[2])
+        elif event[0] == "log":
+            worker = event[1]
+            logs.handle_frame(event[2], (worker,), self._failures.device_of(worker))
+        elif event[0] == "ended":
+            self._sink.on_ended(event[1], event[2])
+        else:
+            self._sink.on_died(event[1], event[2])
+
+
+def _report(error: BaseException) -> None:
+    try:
+        _log.error("an event could not be delivered: %s", error, exc_info=error)
+    except Exception:  # noqa: BLE001 - the handler that raised may be the one asked to log it
+        return

@@ -1,0 +1,264 @@
+"""Level 3: a node of chip processes and sub workers, on top of the compiled tree."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from simpler import _core, thread_limits
+from simpler.abandoned import Abandoned
+from simpler.child_main import ChildProgram
+from simpler.chips.backend import ChipBackend, ChipConfig
+from simpler.chips.registry import find_backend
+from simpler.control import registry as extension_registry
+from simpler.deliveries import Deliveries, Dispatcher
+from simpler.device_memory import DeviceMemory
+from simpler.errors import ClosedError, SimplerError, StartupError, WorkerError
+from simpler.extensions import ExtensionCalls
+from simpler.failures import Failures
+from simpler.holds import Holds
+from simpler.memory import HostHeap, MemoryRegistry
+from simpler.orchestrator import run_function
+from simpler.status import ChildStats, ChildStatus, make_stats, make_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from simpler.buffers import Buffer
+    from simpler.callables import CallableHandle, CallableTable, Target
+    from simpler.config import RunConfig, WorkerConfig
+
+_log = logging.getLogger("simpler.worker")
+_REGISTER = _core.ControlOp.REGISTER
+
+
+class Node:
+    """A running tree and what the parent keeps about it.
+
+    Nothing here refers to the Worker. Fork: `start()` forks, our thread starts only after it.
+    """
+
+    def __init__(self, config: WorkerConfig, name: str, callables: CallableTable) -> None:
+        """Map everything that is shared."""
+        self.config = config
+        self.callables = callables
+        self.num_chips = len(config.device_ids)
+        self.num_children = self.num_chips + config.num_sub_workers
+        self.failures = Failures(config.device_ids, self.num_children)
+        backends = self._make_backends(name)
+        self.maps_peers = all(backend.maps_peers for backend in backends)
+        extensions = extension_registry.snapshot()
+        self._extension_names = [extension.name for extension in extensions]
+        self.tree = _core.Tree(
+            device_ids=config.device_ids,
+            num_sub_workers=config.num_sub_workers,
+            max_control_payload=config.max_control_payload,
+            heap_bytes=config.heap_bytes,
+            spin_us=config.spin_us,
+            keep_fds=config.keep_fds,
+            name=name,
+            make_error=self.failures,
+        )
+        self.caller = self.tree
+        self._holds = Holds()
+        deliveries = Deliveries()
+        self._dispatcher = Dispatcher(self.tree, deliveries, self.failures, self, name)
+        regions = [backend.host_memory for backend in backends]
+        self._keep = [region for region in regions if region is not None]
+        self.memory = DeviceMemory(
+            self.tree,
+            self._holds,
+            regions,
+            maps_peers=self.maps_peers,
+            timeout_s=config.control_timeout_s,
+            chunk_bytes=config.max_control_payload,
+            may_block=lambda: not self._dispatcher.is_current(),
+        )
+        self.registry = MemoryRegistry(
+            malloc=self.memory.malloc,
+            free=self.memory.free,
+            heap=HostHeap(self.tree.heap),
+            maps_peers=self.maps_peers,
+        )
+        self.memory.registry = self.registry
+        self.extensions = ExtensionCalls(
+            self.tree, extensions, regions, self.registry, self._holds, deliveries, self.is_running_extension
+        )
+        self.abandoned = Abandoned(name)
+        self._program = ChildProgram(
+            backends, config.device_ids, extensions, callables, self.tree.heap, thread_limits.prepare()
+        )
+        self._deaths = [0] * self.num_children
+        self._restart_lock = threading.Lock()
+        self._deaths_lock = threading.Lock()
+        self._sub_lock = threading.Lock()
+        self._sub_turn = 0
+        self._sub_load = [0] * config.num_sub_workers
+
+    def _make_backends(self, name: str) -> list[ChipBackend]:
+        make = find_backend(self.config.platform)
+        return [
+            make(ChipConfig(device_id=device, worker_id=worker, hbm_bytes=self.config.hbm_bytes, name=name))
+            for worker, device in enumerate(self.config.device_ids)
+        ]
+
+    # Lifecycle
+
+    def start(self) -> None:
+        """Fork every child and wait until each is ready. Raises the first child's own error."""
+        for stream in (sys.stdout, sys.stderr):  # or the children would write what is buffered again
+            with contextlib.suppress(Exception):
+                stream.flush()
+        self.tree.start(self._program, self._keep, self.config.startup_timeout_s)
+        self._note_pids()
+        self._dispatcher.start()
+
+    def abandon(self) -> None:
+        """init() failed after this was made: leave nothing."""
+        self.tree.close(self.config.shutdown_timeout_s)
+        self.registry.close()
+
+    def close(self) -> None:
+        """Stop every child and free everything; bounded by shutdown_timeout_s."""
+        self.tree.close(self.config.shutdown_timeout_s)
+        self._dispatcher.join(self.config.shutdown_timeout_s)
+        self._holds.end_all()
+        self.registry.close()
+
+    def kill(self, worker: int) -> None:
+        """`Worker.kill`."""
+        self.tree.kill(worker)
+        self._note_death(worker)
+
+    def restart(self, worker: int) -> None:
+        """`Worker.restart`."""
+        with self._restart_lock:
+            if self.tree.alive(worker):
+                raise ValueError(f"worker {worker} is alive: restart() is for a dead child; kill() it first")
+            self._note_death(worker)
+            try:
+                self.tree.restart(worker, self.config.startup_timeout_s)
+            except SimplerError as error:
+                raise _restart_error(worker, error) from error
+            self._note_pids()
+            try:
+                for number, blob in self.callables.shipped():
+                    self.tree.call(worker, _REGISTER, number, 0, b"", blob, self.config.control_timeout_s)
+            except SimplerError as error:
+                self.kill(worker)
+                raise _restart_error(worker, error) from error
+
+    def _note_pids(self) -> None:
+        for record in self.tree.status():
+            worker, pid = record["worker"], record["pid"]
+            if isinstance(worker, int) and isinstance(pid, int) and worker >= 0:
+                self.failures.pids[worker] = pid
+
+    def _note_death(self, worker: int) -> None:
+        """Tell the registry of each death once, whichever way it is learnt first."""
+        with self._deaths_lock:
+            deaths = self.tree.generation(worker) + (0 if self.tree.alive(worker) else 1)
+            new = deaths - self._deaths[worker]
+            self._deaths[worker] = max(deaths, self._deaths[worker])
+        if worker < self.num_chips:
+            for _ in range(new):
+                self.registry.worker_lost(worker)
+
+    # What the dispatcher tells
+
+    def on_died(self, worker: int, how: str) -> None:
+        """A child is gone."""
+        self._note_death(worker)
+        _log.warning("%s", how)
+
+    def on_ended(self, worker: int, hold: int) -> None:
+        """A request that its caller had given up has ended."""
+        self._holds.end(worker, hold)
+
+    # What it is doing
+
+    def status(self) -> list[ChildStatus]:
+        """`Worker.status`."""
+        names = self.callables.names()
+        return [make_status(raw, self._extension_names, names) for raw in self.tree.status()]
+
+    def stats(self) -> list[ChildStats]:
+        """`Worker.stats`."""
+        return [make_stats(worker, raw) for worker, raw in enumerate(self.tree.counters())]
+
+    def is_running_extension(self, worker: int, ext_id: int) -> bool:
+        """Whether a handler of that extension runs in that child now."""
+        name = self._extension_names[ext_id]
+        for record in self.status():
+            if record.path == (worker,) and record.running is not None:
+                running = (record.running, *record.also_running)
+                return any(item.what == "extension" and item.name == name for item in running)
+        return False
+
+    # Memory and tasks
+
+    def malloc(self, worker: int, nbytes: int) -> Buffer:
+        """`Worker.malloc`."""
+        return self.registry.malloc(worker, nbytes, device_id=self.config.device_ids[worker])
+
+    def register(self, target: Target, name: str | None) -> CallableHandle:
+        """`Worker.register` after init(): ship it to every living child."""
+        with self._restart_lock:
+            handle, blob = self.callables.add(target, name, ship=True)
+            assert blob is not None
+            try:
+                for worker in range(self.num_children):
+                    self._ship(worker, handle.id, blob)
+            except BaseException:
+                self.callables.drop_blob(handle)
+                raise
+        return handle
+
+    def _ship(self, worker: int, number: int, blob: bytes) -> None:
+        try:
+            self.tree.call(worker, _REGISTER, number, 0, b"", blob, self.config.control_timeout_s)
+        except WorkerError:
+            if self.tree.alive(worker):
+                raise
+            _log.debug("worker %d is dead: it gets callable %d when it is restarted", worker, number)
+
+    def run(
+        self,
+        fn: Callable[..., Any] | CallableHandle,
+        args: Any,
+        config: RunConfig | None,
+        timeout_s: float | None,
+    ) -> Any:
+        """`Worker.run`."""
+        return run_function(self, fn, args, config, timeout_s)
+
+    def take_sub_worker(self) -> int:
+        """The living sub worker with the fewest tasks, in turn; give it back when its task has ended.
+
+        Raises:
+            WorkerError: all of them are dead.
+        """
+        with self._sub_lock:
+            count = self.config.num_sub_workers
+            order: Iterable[int] = ((self._sub_turn + step) % count for step in range(count))
+            alive = [sub for sub in order if self.tree.alive(self.num_chips + sub)]
+            if not alive:
+                raise WorkerError(f"all {count} sub workers are dead: restart() one")
+            chosen = min(alive, key=lambda sub: self._sub_load[sub])
+            self._sub_turn = (chosen + 1) % count
+            self._sub_load[chosen] += 1
+        return self.num_chips + chosen
+
+    def give_back_sub_worker(self, worker: int) -> None:
+        """Its task has ended."""
+        with self._sub_lock:
+            self._sub_load[worker - self.num_chips] -= 1
+
+
+def _restart_error(worker: int, error: SimplerError) -> SimplerError:
+    if isinstance(error, ClosedError | StartupError):
+        return error
+    return StartupError(f"worker {worker} could not be restarted: {error}")
