@@ -20,20 +20,42 @@ SYSTEM_HEADERS = re.compile(r"(unistd|fcntl|poll|dirent)\.h|(sys|linux)/.*")
 PYTHON_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_core"}),
     frozenset({"config", "dtypes", "errors", "failures", "ids", "lifecycle", "logs", "payloads"}),
-    frozenset({"args", "buffers", "callables", "holds", "host_heap", "kernels", "memory", "tensor", "uses"}),
+    frozenset(
+        {
+            "buffers",
+            "callables",
+            "holds",
+            "host_heap",
+            "kernels",
+            "memory",
+            "memory_wire",
+            "shared_map",
+            "task_args",
+            "tensor",
+            "uses",
+        }
+    ),
     frozenset({"chips"}),
     frozenset({"control"}),
     frozenset(
         {
+            "abandoned",
             "caller",
+            "child_main",
+            "chip_service",
             "deliveries",
             "device_memory",
             "extensions",
             "gather",
+            "local_caller",
+            "local_chip",
+            "node",
             "orchestrator",
             "run",
             "status",
+            "thread_limits",
             "worker",
+            "worker_base",
         }
     ),
 )
