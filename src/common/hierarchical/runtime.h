@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "hierarchical/async_calls.h"
+#include "hierarchical/sched/async_calls.h"
 #include "hierarchical/base/interrupt.h"
 #include "hierarchical/ipc/control_parent.h"
 #include "hierarchical/workers/call_error.h"

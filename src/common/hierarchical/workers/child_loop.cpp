@@ -101,6 +101,25 @@ void ChildLoop::run() {
   spin_leave(tree_, seat_);
 }
 
+void ChildLoop::fail_start(std::span<const std::byte> failure) {
+  ControlSlot<>& slot = block_.slots[kLifecycleSlot];
+  if (!slot_claim(slot, Lane::kMain)) return;
+  ReplyWriter reply(arena_, {kLifecycleSlot, slot.request_id}, slot.bytes, Deadline::at(slot.deadline_ns));
+  reply.write(ReplyStatus::kFailure, failure);
+  publish(slot, reply);
+}
+
+void ChildLoop::publish(ControlSlot<>& slot, const ReplyWriter& reply) {
+  slot.status = static_cast<std::uint32_t>(reply.status());
+  slot.reply_id = slot.request_id;
+  slot.reply_bytes = reply.nbytes();
+  slot.reply_offset = reply.offset();
+  const bool notify = (slot.flags & kNotifyAsync) != 0;
+  const bool late = slot_finish(slot);
+  if (late) release_notify(block_.slots_released);
+  if (late || notify) bell_ring(tree_.async_bell, 1U);
+}
+
 void ChildLoop::wait_for_work() {
   const Nanoseconds start = monotonic_now();
   const Nanoseconds bound = spin_.bound();
@@ -143,21 +162,10 @@ bool ChildLoop::serve_control(int index, Lane lane) {
   ControlSlot<>& slot = block_.slots[index];
   if (!slot_claim(slot, lane)) return false;
   slot.started_ns.store(monotonic_now(), std::memory_order_relaxed);
-  answer(slot, index);
-  const bool notify = (slot.flags & kNotifyAsync) != 0;
-  const bool late = slot_finish(slot);
-  if (late) release_notify(block_.slots_released);
-  if (late || notify) bell_ring(tree_.async_bell, 1U);
-  handler_.replied();
-  return true;
-}
-
-void ChildLoop::answer(ControlSlot<>& slot, int index) {
   const std::byte* request = slot.request_offset == kInline ? slot.bytes : payload_.data() + slot.request_offset;
   const std::span<const std::byte> whole(request, slot.request_bytes);
   const std::size_t meta_bytes = std::min<std::size_t>(slot.meta_bytes, whole.size());
-  const std::uint64_t id = slot.request_id;
-  ReplyWriter reply(arena_, {index, id}, slot.bytes, Deadline::at(slot.deadline_ns));
+  ReplyWriter reply(arena_, {index, slot.request_id}, slot.bytes, Deadline::at(slot.deadline_ns));
   switch (static_cast<ControlOp>(slot.op)) {
     case ControlOp::PING: break;
     case ControlOp::ECHO: reply.write(ReplyStatus::kOk, whole.subspan(meta_bytes)); break;
@@ -165,10 +173,9 @@ void ChildLoop::answer(ControlSlot<>& slot, int index) {
       handler_.control({static_cast<ControlOp>(slot.op), slot.arg, whole.first(meta_bytes), whole.subspan(meta_bytes)},
                        reply);
   }
-  slot.status = static_cast<std::uint32_t>(reply.status());
-  slot.reply_id = id;
-  slot.reply_bytes = reply.nbytes();
-  slot.reply_offset = reply.offset();
+  publish(slot, reply);
+  handler_.replied();
+  return true;
 }
 
 void ChildLoop::run_task(std::uint64_t seq) {

@@ -74,6 +74,9 @@ class ChildLoop {
   // Returns once STOP has been answered.
   void run();
 
+  // Instead of run(), when the child could not get that far: answers START with an encoded failure.
+  void fail_start(std::span<const std::byte> failure);
+
  private:
   void wait_for_work();
   void serve_any();                         // answers what is posted for any lane
@@ -81,7 +84,7 @@ class ChildLoop {
   void run_exclusive(int slot);
   void run_task(std::uint64_t seq);
   void set_busy();
-  void answer(ControlSlot<>& slot, int index);
+  void publish(ControlSlot<>& slot, const ReplyWriter& reply);
 
   void serve_concurrent();  // body of a service thread
   int next_concurrent();    // REQUIRES: service_mutex_ held

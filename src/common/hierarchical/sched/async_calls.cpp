@@ -1,4 +1,4 @@
-#include "hierarchical/async_calls.h"
+#include "hierarchical/sched/async_calls.h"
 
 #include <algorithm>
 #include <cstring>
