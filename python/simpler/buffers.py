@@ -8,17 +8,15 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from simpler import _core
-from simpler.dtypes import as_dtype
 from simpler.errors import MemoryRangeError
-from simpler.tensor import Tensor, make_tensor
+from simpler.tensor import Tensor, array_over, make_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    import numpy as np
     from typing_extensions import Self
 
     from simpler.memory import MemoryRegistry, Use
@@ -228,11 +226,7 @@ class HostBuffer(_core.SharedBuffer):
         """
         part = self.tensor(shape, dtype, offset=offset)
         view = memoryview(self)
-        element = as_dtype(dtype).numpy
-        array: np.ndarray[Any, np.dtype[Any]] = np.ndarray(
-            part.shape, element, buffer=view.toreadonly() if readonly else view, offset=offset
-        )
-        return array
+        return array_over(view.toreadonly() if readonly else view, part.shape, part.dtype.numpy, offset)
 
     def pin(self, name: str) -> Pin:
         """Forbid `free` until the pin is released; the name shows in the error.

@@ -15,7 +15,7 @@ from simpler import _core
 from simpler.dtypes import DTYPES
 from simpler.errors import MemoryRangeError
 from simpler.task_args import Tag
-from simpler.tensor import extent
+from simpler.tensor import array_over, extent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -76,8 +76,7 @@ class SharedMap:
         view = self.bytes_at(address + low, covered)
         if readonly:
             view = view.toreadonly()
-        array: Array = np.ndarray(shape, dtype.numpy, buffer=view, offset=-low, strides=strides)
-        return array
+        return array_over(view, shape, dtype.numpy, -low, strides)
 
     def arguments(self, packed: bytes) -> list[object]:
         """The positional arguments of a Python kernel: views (IN read-only) and scalars, in order.

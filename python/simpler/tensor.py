@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from simpler.dtypes import DType, as_dtype
 from simpler.errors import MemoryRangeError
@@ -125,6 +127,18 @@ def build_tensor(
         )
     span = (offset + low, covered) if count else (0, 0)
     return Tensor(buffer, offset, shape, strides, dtype, count * dtype.itemsize, span)
+
+
+def array_over(
+    view: memoryview, shape: int | Sequence[int], dtype: np.dtype[Any], offset: int = 0, strides: Any = None
+) -> np.ndarray[Any, np.dtype[Any]]:
+    """A numpy array on `view`'s memory; like it, it counts as an export of the memory's owner."""
+    # np.ndarray(buffer=view) would release the export at once and keep only the owner alive.
+    flat = np.frombuffer(view, np.uint8)
+    array: np.ndarray[Any, np.dtype[Any]] = np.ndarray(
+        shape, dtype, buffer=flat, offset=offset, strides=strides
+    )
+    return array
 
 
 def extent(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int, int]:

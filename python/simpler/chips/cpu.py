@@ -136,7 +136,10 @@ class CpuChip:
 
     def _check(self, memory: SharedMap, address: int, nbytes: int) -> None:
         self._opened()
-        if not memory.covers(address, nbytes):
+        offset = address - self._arena.address
+        # The region is whole pages, the last of which may be only partly device memory.
+        padding = 0 <= offset < self._arena.nbytes and offset + nbytes > self._hbm_bytes
+        if padding or not memory.covers(address, nbytes):
             raise MemoryRangeError(
                 f"{nbytes} bytes at {address:#x} are not memory of cpu chip {self._device_id}"
             )

@@ -14,6 +14,7 @@ import numpy as np
 
 from simpler.dtypes import as_dtype
 from simpler.errors import MemoryRangeError
+from simpler.tensor import array_over
 
 if TYPE_CHECKING:
     import logging
@@ -135,8 +136,9 @@ class BufferView:
             raise MemoryRangeError(
                 f"{dims} x {element} is {count * element.itemsize} bytes, more than {self!r}"
             )
-        array: np.ndarray[Any, np.dtype[Any]] = np.ndarray(dims, element.numpy, buffer=self._data)
-        return array
+        if self._data is None:
+            return np.empty(dims, element.numpy)
+        return array_over(self._data, dims, element.numpy)
 
     def _alive(self) -> int:
         if self._address is None:

@@ -47,7 +47,7 @@ class ChipBackendContract(abc.ABC):
     """Every rule of `ChipBackend`. Inherit it, name the class ``Test...`` and give `make_backend`.
 
     Attributes:
-        hbm_bytes: Device memory of the backends that `make_backend` makes, a multiple of 256.
+        hbm_bytes: Device memory of the backends that `make_backend` makes: a multiple of 256, 1 MiB or more.
         python_kernels: Set to False on a platform that runs no Python kernels on numpy views.
         native_kernels: Set to False on a platform whose native kernels cannot be compiled for the host.
     """
