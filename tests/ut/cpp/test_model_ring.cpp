@@ -1,0 +1,175 @@
+// The task ring in every interleaving: order, results, room, skipping and a child that dies.
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "model/ring_ends.h"
+
+namespace simpler::model {
+namespace {
+
+constexpr std::uint64_t kAny = ~std::uint64_t{0};  // the child serves for ever
+
+std::shared_ptr<RingWorld<ModelAtom>> make_world(std::uint64_t begin) {
+  auto world = std::make_shared<RingWorld<ModelAtom>>();
+  world->begin_at(begin);
+  world->ring.published.label("published");
+  world->ring.completed.label("completed");
+  world->ring.retired.label("retired");
+  world->ring.event.label("event");
+  world->ring.waiters.label("waiters");
+  world->bell.pending.label("bell");
+  world->bell.sleepers.label("sleepers");
+  world->dead.label("dead");
+  return world;
+}
+
+TEST(RingModel, TasksRunInOrderAndTheirResultsArrive) {
+  const auto setup = [](Scenario& scenario) {
+    auto world = make_world(62);  // the ring's end is among the three
+    scenario.thread("parent", [world] {
+      for (std::uint64_t seq = 63; seq <= 65; ++seq) world->publish(seq, seq * 10);
+      for (std::uint64_t seq = 63; seq <= 65; ++seq) {
+        check(world->wait_completed(seq), "it ends");
+        check(world->retire(seq, seq * 10) == TaskStatus::kDone, "it is done");
+      }
+    });
+    scenario.daemon("child", [world] { world->serve(62, kAny); });
+  };
+  const Verdict verdict = explore({.preemptions = at_most(3), .store_buffers = true}, setup);
+  EXPECT_TRUE(verdict.good()) << verdict.report;
+}
+
+TEST(RingModel, FullRingHasRoomAgainOnceATaskIsRetired) {
+  const auto setup = [](Scenario& scenario) {
+    auto world = make_world(0);
+    for (std::uint64_t seq = 1; seq <= kTaskSlots; ++seq) {
+      ring_slot(world->ring, seq).seq = seq;
+      ring_slot(world->ring, seq).args_bytes = seq;
+    }
+    world->ring.published.store(kTaskSlots);
+    scenario.thread("parent", [world] {
+      for (std::uint64_t seq = 1; seq <= 2; ++seq) {
+        check(world->wait_completed(seq), "it ends");
+        world->retire(seq, seq);
+        world->publish(kTaskSlots + seq, 7);
+      }
+      check(world->wait_completed(kTaskSlots + 2), "it ends");
+      check(world->retire(kTaskSlots + 1, 7) == TaskStatus::kDone, "the new entry took the old one's place");
+    });
+    scenario.daemon("child", [world] { world->serve(0, kAny); });
+  };
+  const Verdict verdict = explore({.preemptions = 1}, setup);
+  EXPECT_TRUE(verdict.good()) << verdict.report;
+}
+
+TEST(RingModel, TG2_FailureSkipsWhatFollowsItAndNothingElse) {
+  const auto setup = [](Scenario& scenario) {
+    auto world = make_world(0);
+    scenario.thread("parent", [world] {
+      world->publish(1, 0);
+      world->publish(2, 20, 1);
+      world->publish(3, 30);
+      world->publish(4, 40, 2);
+      check(world->wait_completed(4), "they end");
+      check(world->retire(1, 0) == TaskStatus::kFailed, "the first fails");
+      check(world->retire(2, 20) == TaskStatus::kSkipped, "what follows it is skipped");
+      check(world->retire(3, 30) == TaskStatus::kDone, "what does not is done");
+      check(world->retire(4, 40) == TaskStatus::kSkipped, "what follows a skipped one is skipped");
+    });
+    scenario.daemon("child", [world] { world->serve(0, kAny); });
+  };
+  const Verdict verdict = explore({.preemptions = at_most(2), .store_buffers = true}, setup);
+  EXPECT_TRUE(verdict.good()) << verdict.report;
+}
+
+TEST(RingModel, TG2_SkipHoldsWhileTheFailedTasksEntryIsFilledAgain) {
+  auto ring = std::make_unique<TaskRing<>>();
+  TaskSlot<>& failed = ring_slot(*ring, 101);
+  failed.seq = 101;
+  failed.status = static_cast<std::uint32_t>(TaskStatus::kFailed);
+  TaskSlot<>& next = ring_slot(*ring, 102);
+  next.seq = 102;
+  next.after = 101;
+  EXPECT_TRUE(ring_must_skip(*ring, next));
+  failed.seq = 101 + kTaskSlots;  // retired, and the parent is filling it
+  EXPECT_TRUE(ring_must_skip(*ring, next));
+  failed.after = 101;  // further back than the ring: the parent has decided
+  EXPECT_FALSE(ring_must_skip(*ring, failed));
+  failed.flags = kTaskSkip;
+  EXPECT_TRUE(ring_must_skip(*ring, failed));
+}
+
+TEST(RingModel, CP3_DeathEndsTheWaitForATask) {
+  const auto setup = [](Scenario& scenario) {
+    auto world = make_world(0);
+    scenario.thread("parent", [world] {
+      world->publish(1, 10);
+      world->publish(2, 20);
+      for (std::uint64_t seq = 1; seq <= 2 && world->wait_completed(seq); ++seq) {
+        check(world->retire(seq, seq * 10) == TaskStatus::kDone, "what has ended is whole");
+      }
+    });
+    const int child = scenario.mortal("child", [world] { world->serve(0, kAny); });
+    scenario.daemon("reaper", [world, child] {
+      join(child);
+      world->reap();
+    });
+  };
+  const Verdict verdict = explore({.preemptions = at_most(2), .store_buffers = true}, setup);
+  EXPECT_TRUE(verdict.good()) << verdict.report;
+}
+
+TEST(RingModel, SeveralWaitersAreAllWoken) {
+  const auto setup = [](Scenario& scenario) {
+    auto world = make_world(0);
+    for (std::uint64_t seq = 1; seq <= 2; ++seq) {
+      scenario.thread("waiter " + std::to_string(seq), [world, seq] { check(world->wait_completed(seq), "it ends"); });
+    }
+    scenario.thread("parent", [world] {
+      world->publish(1, 10);
+      world->publish(2, 20);
+    });
+    scenario.daemon("child", [world] { world->serve(0, kAny); });
+  };
+  const Verdict verdict = explore({.preemptions = 1, .spurious = 1}, setup);
+  EXPECT_TRUE(verdict.good()) << verdict.report;
+}
+
+TEST(RingModelNotices, WaiterThatReadsTheEventAfterItsTest) {
+  const auto setup = [](Scenario& scenario) {
+    auto world = make_world(0);
+    scenario.thread("parent", [world] {
+      world->publish(1, 10);
+      while (world->ring.completed.load(std::memory_order_acquire) < 1) {
+        ring_sleep(world->ring, world->ring.event.load(std::memory_order_seq_cst), Deadline::never());
+      }
+    });
+    scenario.daemon("child", [world] { world->serve(0, kAny); });
+  };
+  const Verdict verdict = explore({}, setup);
+  EXPECT_EQ(verdict.failure, Failure::kDeadlock) << verdict.report;
+}
+
+TEST(RingModelNotices, ResultWrittenAfterItIsAnnounced) {
+  const auto setup = [](Scenario& scenario) {
+    auto world = make_world(0);
+    scenario.thread("parent", [world] {
+      world->publish(1, 10);
+      world->wait_completed(1);
+      world->retire(1, 10);
+    });
+    scenario.thread("child", [world] {
+      while (ring_available(world->ring, 0) == 0) {
+        if (bell_take(world->bell) == 0) bell_sleep(world->bell, Deadline::never());
+      }
+      ring_complete(world->ring, 1);
+      world->results[0].write();
+    });
+  };
+  const Verdict verdict = explore({}, setup);
+  EXPECT_EQ(verdict.failure, Failure::kRace) << verdict.report;
+}
+
+}  // namespace
+}  // namespace simpler::model
