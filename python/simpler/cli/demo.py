@@ -14,20 +14,24 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from rich.table import Table
 
 from simpler import SimplerError
-from simpler.models.checkpoint import Checkpoint, find_demo_model
-from simpler.models.config import ModelError
-from simpler.models.generate import generate
-from simpler.models.gguf import GGUFError
-from simpler.models.llama import Llama
-from simpler.models.sampling import Sampler
-from simpler.models.split import SplitModel
-from simpler.models.tokenizer import Message, TokenizerError
+from simpler.models import (
+    Checkpoint,
+    GGUFError,
+    Llama,
+    Message,
+    ModelError,
+    Sampler,
+    SplitModel,
+    TokenizerError,
+    find_demo_model,
+    generate,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from simpler.models.split import Span
+    from simpler.models import Span
 
 DEFAULT_PROMPT = "What is the capital of France?"
 

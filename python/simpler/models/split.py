@@ -141,7 +141,7 @@ class SplitModel:
         end_of_turn: int,
         sampler: Sampler | None = None,
     ) -> Iterator[int]:
-        """Yield tokens that follow the prompt; arguments and tokens as in ``generate.generate``.
+        """Yield tokens that follow the prompt; arguments and tokens as in ``generation.generate``.
 
         Raises:
             ValueError: the prompt is empty or longer than the model's capacity.

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpler.models.config import LlamaConfig, ModelError
-from simpler.models.generate import generate
+from simpler.models.generation import generate
 from simpler.models.layout import BLOCK_TOKENS, KVLayout, WeightLayout, copy_blocks
 from simpler.models.llama import Llama, causal_attention, rms_norm, rope_rotations, rotate, silu
 from simpler.models.sampling import Sampler

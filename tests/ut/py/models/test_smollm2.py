@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # it ships no types
 
-from simpler.models.generate import generate
+from simpler.models.generation import generate
 from simpler.models.llama import Llama
 from simpler.models.tokenizer import Message
 

@@ -9,7 +9,7 @@ import pytest
 
 from simpler.models.checkpoint import WeightChunk
 from simpler.models.config import LlamaConfig
-from simpler.models.generate import generate
+from simpler.models.generation import generate
 from simpler.models.layout import BLOCK_TOKENS
 from simpler.models.llama import Llama
 from simpler.models.sampling import Sampler
