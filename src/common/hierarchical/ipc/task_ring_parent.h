@@ -57,6 +57,10 @@ class TaskRingParentEnd {
   void reset();
   void open() noexcept { gone_.store(false, std::memory_order_release); }
 
+  // A guess without a lock: publish() would not have to wait.
+  [[nodiscard]] bool has_room_now() const noexcept {
+    return published() - block_.ring.completed.load(std::memory_order_acquire) < kTaskSlots;
+  }
   [[nodiscard]] std::optional<RunningTask> running() const;
   [[nodiscard]] std::uint64_t published() const noexcept { return published_.load(std::memory_order_relaxed); }
 

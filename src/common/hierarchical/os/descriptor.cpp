@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -149,6 +150,28 @@ std::pair<Descriptor, Descriptor> make_socket_pair() {
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
     throw_errno("socketpair");
   return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+bool send_frame(int socket, std::span<const std::byte> bytes) noexcept {
+  const auto length = static_cast<std::uint32_t>(bytes.size());
+  std::array<iovec, 2> parts{{{const_cast<std::uint32_t*>(&length), sizeof length},
+                              {const_cast<std::byte*>(bytes.data()), bytes.size()}}};
+  std::size_t at = 0;
+  while (at < parts.size()) {
+    msghdr message{};
+    message.msg_iov = &parts[at];
+    message.msg_iovlen = parts.size() - at;
+    ssize_t sent = sendmsg(socket, &message, MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0) return false;
+    while (at < parts.size() && static_cast<std::size_t>(sent) >= parts[at].iov_len) {
+      sent -= static_cast<ssize_t>(parts[at++].iov_len);
+    }
+    if (at == parts.size()) break;
+    parts[at].iov_base = static_cast<char*>(parts[at].iov_base) + sent;
+    parts[at].iov_len -= static_cast<std::size_t>(sent);
+  }
+  return true;
 }
 
 Descriptor make_event() {

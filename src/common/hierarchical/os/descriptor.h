@@ -1,6 +1,7 @@
 // An owned file descriptor, and what a child must do with the ones it inherited.
 #pragma once
 
+#include <cstddef>
 #include <span>
 #include <utility>
 
@@ -27,6 +28,9 @@ class Descriptor {
 
 // Two ends of a connected Unix stream socket, close-on-exec. Throws Error{kSystem}.
 std::pair<Descriptor, Descriptor> make_socket_pair();
+
+// Writes a length prefix and the bytes as one frame, whole, however long it takes; false when the reader is gone.
+bool send_frame(int socket, std::span<const std::byte> bytes) noexcept;
 
 // A non-blocking, close-on-exec eventfd. Throws Error{kSystem}.
 Descriptor make_event();
