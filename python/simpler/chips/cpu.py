@@ -64,6 +64,8 @@ class CpuChip:
 
     def malloc(self, nbytes: int) -> int:
         """A block of the arena."""
+        if nbytes < 1:
+            raise ValueError(f"nbytes must be at least 1: {nbytes}")
         with self._lock:
             blocks = self._opened()
             try:

@@ -552,7 +552,7 @@ def test_views_stay_readable_after_close() -> None:
 
 
 class RegistryMachine(RuleBasedStateMachine):
-    """Buffers, uses, pins and deaths in any order; the chips and the heap hold exactly what the model says."""
+    """Buffers, uses and deaths in any order: the chips and the heap hold exactly what the model says."""
 
     buffers: Bundle[Buffer | HostBuffer] = Bundle("buffers")
     uses: Bundle[Use] = Bundle("uses")

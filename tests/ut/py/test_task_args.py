@@ -92,7 +92,7 @@ def test_tags_say_how_memory_is_used(tag: Tag, mode: int) -> None:
     ("given", "kept"),
     [
         (YES, True),
-        (np.bool_(False), False),
+        (np.bool_(NO), NO),
         (5, 5),
         (np.int8(-5), -5),
         (np.uint64(7), 7),
