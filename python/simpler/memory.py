@@ -24,7 +24,7 @@ from simpler.tensor import Tensor
 from simpler.uses import HOLD, READ, WRITE, Mode, Use
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = ["HOLD", "READ", "WRITE", "HostHeap", "Memory", "MemoryRegistry", "Mode", "Use"]
 
@@ -140,7 +140,7 @@ class MemoryRegistry:
 
     def enqueue(
         self,
-        items: Iterable[tuple[Memory, Mode]],
+        items: Sequence[tuple[Memory, Mode]],
         *,
         worker: int | None = None,
         what: str = "a call",
@@ -158,6 +158,9 @@ class MemoryRegistry:
             MemoryRangeError: Something is dead, another Worker's or another chip's; nothing is held.
         """
         use = Use(self, what, group)
+        if not items:
+            return use
+        blockers = use.blockers
         with self._lock:
             plan = [(self._visible(memory, worker), memory, mode) for memory, mode in items]
             for record, memory, mode in plan:
@@ -171,14 +174,14 @@ class MemoryRegistry:
                         and other is not use
                         and (group is None or other.group is not group)
                     ):
-                        use.blockers.append(other)
+                        blockers.append(other)
                 record.uses.append((use, low, high, write))
                 use.entries.append(record)
         return use
 
     def acquire(
         self,
-        items: Iterable[tuple[Memory, Mode]],
+        items: Sequence[tuple[Memory, Mode]],
         timeout_s: float = math.inf,
         *,
         worker: int | None = None,
@@ -220,6 +223,9 @@ class MemoryRegistry:
 
     def release(self, use: Use) -> None:
         """See `Use.release`."""
+        if not use.entries:
+            use.released = True
+            return
         idle: list[Allocation] = []
         with self._lock:
             if use.released:
@@ -227,7 +233,10 @@ class MemoryRegistry:
             use.released = True
             use.blockers = []
             for record in use.entries:
-                record.uses = [entry for entry in record.uses if entry[0] is not use]
+                if len(record.uses) == 1 and record.uses[0][0] is use:
+                    record.uses.clear()
+                else:
+                    record.uses = [entry for entry in record.uses if entry[0] is not use]
                 if not record.uses and record.state is State.FREED and record not in idle:
                     idle.append(record)
             if self._waiting:
@@ -286,11 +295,11 @@ class MemoryRegistry:
 
     def _visible(self, memory: Memory, worker: int | None) -> Allocation:
         record = self._usable(memory)
-        if worker is not None and record.worker not in (worker, HOST) and not self._maps_peers:
-            raise MemoryRangeError(
-                f"{record.text} cannot be reached from worker {worker}: this platform does not map peers"
-            )
-        return record
+        if self._maps_peers or worker is None or record.worker in (worker, HOST):
+            return record
+        raise MemoryRangeError(
+            f"{record.text} cannot be reached from worker {worker}: this platform does not map peers"
+        )
 
     def _wait_for(self, blocker: Use, timeout_s: float) -> bool:
         """One wait; false when the time is over and the blocker still holds."""

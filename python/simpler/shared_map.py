@@ -15,7 +15,7 @@ from simpler import _core
 from simpler.dtypes import DTYPES
 from simpler.errors import MemoryRangeError
 from simpler.task_args import Tag
-from simpler.tensor import array_over, extent
+from simpler.tensor import extent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,11 +30,20 @@ class SharedMap:
         self._regions = sorted(regions, key=lambda region: region.address)
         self._starts = [region.address for region in self._regions]
         self._ends = [region.address + region.nbytes for region in self._regions]
+        self._whole = [_whole(region) for region in self._regions]
 
     def covers(self, address: int, nbytes: int) -> bool:
         """Whether all of [address, address + nbytes) lies in one region."""
         at = bisect.bisect_right(self._starts, address) - 1
         return at >= 0 and nbytes >= 0 and address + nbytes <= self._ends[at]
+
+    def _locate(self, address: int, nbytes: int) -> int:
+        at = bisect.bisect_right(self._starts, address) - 1
+        if at < 0 or nbytes < 1 or address + nbytes > self._ends[at]:
+            raise MemoryRangeError(
+                f"{nbytes} bytes at {address:#x} are not in memory that this process shares with the node"
+            )
+        return at
 
     def bytes_at(self, address: int, nbytes: int) -> memoryview:
         """A writable view of raw bytes, at least one.
@@ -42,11 +51,7 @@ class SharedMap:
         Raises:
             MemoryRangeError: Not all of it lies in one region of this process.
         """
-        if nbytes < 1 or not self.covers(address, nbytes):
-            raise MemoryRangeError(
-                f"{nbytes} bytes at {address:#x} are not in memory that this process shares with the node"
-            )
-        at = bisect.bisect_right(self._starts, address) - 1
+        at = self._locate(address, nbytes)
         return memoryview(_core.SharedBuffer(self._regions[at], address - self._starts[at], nbytes))
 
     def array_at(
@@ -73,10 +78,11 @@ class SharedMap:
             empty: Array = np.empty(shape, dtype.numpy)
             empty.flags.writeable = not readonly
             return empty
-        view = self.bytes_at(address + low, covered)
-        if readonly:
-            view = view.toreadonly()
-        return array_over(view, shape, dtype.numpy, -low, strides)
+        at = self._locate(address + low, covered)
+        array: Array = np.ndarray(
+            shape, dtype.numpy, self._whole[at][readonly], address - self._starts[at], strides
+        )
+        return array
 
     def arguments(self, packed: bytes) -> list[object]:
         """The positional arguments of a Python kernel: views (IN read-only) and scalars, in order.
@@ -97,3 +103,9 @@ class SharedMap:
         for item in _core.unpack_task(packed):
             if isinstance(item, tuple):
                 self.array_at(item[0], item[2], item[3], item[4], readonly=True)
+
+
+def _whole(region: _core.SharedRegion) -> tuple[Array, Array]:
+    """All bytes of a region, writable and read-only; each keeps the mapping alive."""
+    view = memoryview(_core.SharedBuffer(region, 0, region.nbytes))
+    return np.frombuffer(view, np.uint8), np.frombuffer(view.toreadonly(), np.uint8)
