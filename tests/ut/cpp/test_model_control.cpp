@@ -91,7 +91,7 @@ TEST(ControlModel, CP3_DeathWakesTheWaiterAtAnyMoment) {
 }
 
 TEST(ControlModel, CP4_DeathIsStickyForTheCallAfterIt) {
-  const Verdict verdict = explore({.preemptions = 1, .store_buffers = true},
+  const Verdict verdict = explore({.preemptions = at_most(1), .store_buffers = true},
                                   [](Scenario& s) { call_until_death<SoundMoves>(s, Deadline::never(), 2); });
   EXPECT_TRUE(verdict.good()) << verdict.report;
   tell(verdict);
@@ -155,7 +155,7 @@ TEST(ControlModel, RequestForAnyLaneRunsOnceThoughBothAreRung) {
     scenario.daemon("main thread", [world] { world->serve_all(Lane::kMain); });
     scenario.daemon("service thread", [world] { world->serve_all(Lane::kService); });
   };
-  const Verdict verdict = explore({.preemptions = 1, .store_buffers = true}, setup);
+  const Verdict verdict = explore({.preemptions = at_most(1), .store_buffers = true}, setup);
   EXPECT_TRUE(verdict.good()) << verdict.report;
   tell(verdict);
 }
@@ -189,7 +189,7 @@ TEST(ControlModel, RequestForAnyLaneNeverWaitsBehindABusyMainThread) {
 
 TEST(ControlModelNotices, BusyFlagThatIsNotSequentiallyConsistent) {
   const auto setup = [](Scenario& s) { post_beside_busy_main(s, std::memory_order_release); };
-  EXPECT_TRUE(explore({}, setup).good());
+  EXPECT_TRUE(explore({.preemptions = at_most(3)}, setup).good());
   EXPECT_EQ(explore({.store_buffers = true}, setup).failure, Failure::kDeadlock);
 }
 

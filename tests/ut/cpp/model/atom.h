@@ -17,8 +17,7 @@ class ModelAtom {
 
  public:
   ModelAtom() noexcept = default;
-  // Like std::atomic's, so that `Atom<T> word{0};` means the same.
-  ModelAtom(T value) noexcept : cell_{static_cast<std::uint64_t>(value), {}, nullptr} {}
+  explicit ModelAtom(T value) noexcept : cell_{static_cast<std::uint64_t>(value), {}, nullptr} {}
   ~ModelAtom() = default;
   ModelAtom(const ModelAtom&) = delete;
   ModelAtom& operator=(const ModelAtom&) = delete;
