@@ -86,7 +86,8 @@ void bind_region(py::module_& module) {
         }
         const py::gil_scoped_release release;
         region.release_pages(offset, nbytes);
-      });
+      },
+      py::arg("offset"), py::arg("nbytes"));
 }
 
 void bind_allocator(py::module_& module) {
@@ -102,8 +103,9 @@ void bind_allocator(py::module_& module) {
                                                         std::to_string(arena.largest_free()) + ")");
              }
              return *offset;
-           })
-      .def("release", &ArenaAllocator::release)
+           },
+           py::arg("nbytes"))
+      .def("release", &ArenaAllocator::release, py::arg("offset"))
       .def_property_readonly("capacity", &ArenaAllocator::capacity)
       .def_property_readonly("used_bytes", &ArenaAllocator::used_bytes)
       .def_property_readonly("largest_free", &ArenaAllocator::largest_free)

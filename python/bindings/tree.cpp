@@ -54,7 +54,7 @@ ForkHooks python_hooks() {
   hooks.after_in_parent = [] { PyOS_AfterFork_Parent(); };
   hooks.after_in_child = [] {
     PyOS_AfterFork_Child();
-    PySignal_SetWakeupFd(-1);
+    py::module_::import("_signal").attr("set_wakeup_fd")(-1);  // an event loop of the parent's
   };
   return hooks;
 }
