@@ -13,8 +13,8 @@ namespace simpler::bindings {
 
 namespace {
 
-// The calling thread's hold on the GIL between a handler and the moment its reply is out: letting go of the GIL
-// after the reply takes the time of that off the caller's wait.
+// The calling thread's hold on the GIL between a handler and the moment its reply is out: letting
+// go of the GIL after the reply takes the time of that off the caller's wait.
 struct GilHold {
   PyThreadState* state = nullptr;
   bool held = false;
@@ -63,7 +63,8 @@ void ChildPort::send_log(const py::bytes& frame) {
   send_frame(context_.log_socket, buffer.bytes());
 }
 
-void ChildPort::serve(py::object on_control, py::object on_task, py::object reply_of, py::object describe) {
+void ChildPort::serve(py::object on_control, py::object on_task, py::object reply_of,
+                      py::object describe) {
   on_control_ = std::move(on_control);
   on_task_ = std::move(on_task);
   reply_of_ = std::move(reply_of);
@@ -88,7 +89,8 @@ PyObject* ChildPort::call_extension(const Extension& extension, const ChildReque
   Py_DECREF(payload);
   if (result == nullptr || PyBytes_CheckExact(result)) return result;
   PyObject* id = PyLong_FromUnsignedLong(request.arg);
-  PyObject* reply = id == nullptr ? nullptr : PyObject_CallFunctionObjArgs(reply_of_.ptr(), id, result, nullptr);
+  PyObject* reply =
+      id == nullptr ? nullptr : PyObject_CallFunctionObjArgs(reply_of_.ptr(), id, result, nullptr);
   Py_XDECREF(id);
   Py_DECREF(result);
   return reply;
@@ -97,9 +99,11 @@ PyObject* ChildPort::call_extension(const Extension& extension, const ChildReque
 PyObject* ChildPort::call_control(const ChildRequest& request) {
   try {
     const py::bytes meta = to_bytes(request.meta);
-    const auto payload = py::memoryview::from_memory(request.payload.data(), static_cast<py::ssize_t>(request.payload.size()));
+    const auto payload = py::memoryview::from_memory(
+        request.payload.data(), static_cast<py::ssize_t>(request.payload.size()));
     py::object result = on_control_(static_cast<int>(request.op), request.arg, meta, payload);
-    // The request's memory is the parent's again after the reply: a view kept by the handler must not see it.
+    // The request's memory is the parent's again after the reply: a view kept by the handler must
+    // not see it.
     PyObject* released = PyObject_CallMethod(payload.ptr(), "release", nullptr);
     if (released == nullptr) return nullptr;
     Py_DECREF(released);
@@ -117,7 +121,8 @@ bool ChildPort::write_result(PyObject* result, ReplyWriter& reply) {
   if (!buffer.ok()) return false;
   const std::span<const std::byte> bytes = buffer.bytes();
   if (bytes.size() > max_payload_) {
-    PyErr_Format(PyExc_ValueError, "the reply of %zu bytes exceeds max_control_payload (%zu)", bytes.size(), max_payload_);
+    PyErr_Format(PyExc_ValueError, "the reply of %zu bytes exceeds max_control_payload (%zu)",
+                 bytes.size(), max_payload_);
     return false;
   }
   if (bytes.size() <= kTaskInlineBytes) {
@@ -146,7 +151,9 @@ RemoteFailure ChildPort::describe_error() {
     if (describe_) {
       const py::tuple parts = describe_(owned);
       const auto text = [&](int i) {
-        return py::str(parts[static_cast<std::size_t>(i)]).attr("encode")("utf-8", "backslashreplace").cast<std::string>();
+        return py::str(parts[static_cast<std::size_t>(i)])
+            .attr("encode")("utf-8", "backslashreplace")
+            .cast<std::string>();
       };
       failure = {text(0), text(1), text(2), false};
     } else {
@@ -176,14 +183,17 @@ void ChildPort::control(const ChildRequest& request, ReplyWriter& reply) noexcep
   gil.take();
   const bool direct = request.op == ControlOp::EXTENSION && request.meta.empty() &&
                       request.arg < extensions_.size() && extensions_[request.arg].handler;
-  PyObject* result = direct ? call_extension(extensions_[request.arg], request) : call_control(request);
+  PyObject* result =
+      direct ? call_extension(extensions_[request.arg], request) : call_control(request);
   if (result == nullptr || !write_result(result, reply)) write_error(reply);
 }
 
-void ChildPort::task(std::uint32_t callable_id, std::span<const std::byte> args, ReplyWriter& reply) noexcept {
+void ChildPort::task(std::uint32_t callable_id, std::span<const std::byte> args,
+                     ReplyWriter& reply) noexcept {
   if (callable_id < native_kernels_.size() && native_kernels_[callable_id] != nullptr) {
     try {
-      const KernelOutcome outcome = call_native_kernel(native_kernels_[callable_id], args, device_id());
+      const KernelOutcome outcome =
+          call_native_kernel(native_kernels_[callable_id], args, device_id());
       if (outcome.code != 0) write_failure({"KernelError", outcome.message, "", false}, reply);
     } catch (const Error& error) {
       write_failure({"ValueError", error.what(), "", false}, reply);
@@ -210,11 +220,13 @@ void bind_child_port(py::module_& module) {
       .def_property_readonly("is_chip", &ChildPort::is_chip)
       .def_property_readonly("device_id", &ChildPort::device_id)
       .def_property_readonly("generation", &ChildPort::generation)
-      .def("set_extension", &ChildPort::set_extension, py::arg("ext_id"), py::arg("handler"), py::arg("chip_view"))
-      .def("set_native_kernel", &ChildPort::set_native_kernel, py::arg("callable_id"), py::arg("function_address"))
+      .def("set_extension", &ChildPort::set_extension, py::arg("ext_id"), py::arg("handler"),
+           py::arg("chip_view"))
+      .def("set_native_kernel", &ChildPort::set_native_kernel, py::arg("callable_id"),
+           py::arg("function_address"))
       .def("send_log", &ChildPort::send_log, py::arg("frame"))
-      .def("serve", &ChildPort::serve, py::kw_only(), py::arg("on_control"), py::arg("on_task"), py::arg("reply_of"),
-           py::arg("describe"));
+      .def("serve", &ChildPort::serve, py::kw_only(), py::arg("on_control"), py::arg("on_task"),
+           py::arg("reply_of"), py::arg("describe"));
 }
 
 }  // namespace simpler::bindings

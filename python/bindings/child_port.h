@@ -1,9 +1,8 @@
 // A child's end in Python: answers the child loop with the handlers that child_main has set.
 //
-// Thread safety: control() runs on the main thread or a service thread, each with a thread state of its own;
-// the tables are filled before or on the main thread with the GIL and read with it, but for native kernels,
-// which the main thread alone reads and writes.
-// Fork: constructed in the child.
+// Thread safety: control() runs on the main thread or a service thread, each with a thread state of
+// its own; the tables are filled before or on the main thread with the GIL and read with it, but
+// for native kernels, which the main thread alone reads and writes. Fork: constructed in the child.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -38,7 +37,8 @@ class ChildPort : public ChildHandler {
   void fail_start(py::error_already_set& error);
 
   void control(const ChildRequest& request, ReplyWriter& reply) noexcept override;
-  void task(std::uint32_t callable_id, std::span<const std::byte> args, ReplyWriter& reply) noexcept override;
+  void task(std::uint32_t callable_id, std::span<const std::byte> args,
+            ReplyWriter& reply) noexcept override;
   void replied() noexcept override;
 
  private:

@@ -13,23 +13,34 @@ namespace {
 PyObject* exception_for(ErrorCode code) {
   switch (code) {
     case ErrorCode::kInvalidArgument:
-    case ErrorCode::kProtocol: return PyExc_ValueError;
-    case ErrorCode::kOutOfMemory: return PyExc_MemoryError;
-    case ErrorCode::kSystem: return PyExc_OSError;
-    default: return PyExc_RuntimeError;
+    case ErrorCode::kProtocol:
+      return PyExc_ValueError;
+    case ErrorCode::kOutOfMemory:
+      return PyExc_MemoryError;
+    case ErrorCode::kSystem:
+      return PyExc_OSError;
+    default:
+      return PyExc_RuntimeError;
   }
 }
 
 const char* kind_name(CallError::Kind kind) {
   switch (kind) {
-    case CallError::Kind::kRemote: return "remote";
-    case CallError::Kind::kDied: return "died";
-    case CallError::Kind::kTimedOut: return "timeout";
-    case CallError::Kind::kClosed: return "closed";
-    case CallError::Kind::kBackPressure: return "backpressure";
-    case CallError::Kind::kProtocol: return "protocol";
+    case CallError::Kind::kRemote:
+      return "remote";
+    case CallError::Kind::kDied:
+      return "died";
+    case CallError::Kind::kTimedOut:
+      return "timeout";
+    case CallError::Kind::kClosed:
+      return "closed";
+    case CallError::Kind::kBackPressure:
+      return "backpressure";
+    case CallError::Kind::kProtocol:
+      return "protocol";
     case CallError::Kind::kInterrupted:
-    case CallError::Kind::kStartup: break;
+    case CallError::Kind::kStartup:
+      break;
   }
   return "startup";
 }
@@ -55,7 +66,8 @@ py::object call_error_object(const py::object& make_error, const CallError& erro
     remote = py::make_tuple(to_text(error.failure.type_name), to_text(error.failure.message),
                             to_text(error.failure.traceback));
   }
-  return make_error(kind_name(error.kind), error.worker, to_text(error.message), error.started, remote);
+  return make_error(kind_name(error.kind), error.worker, to_text(error.message), error.started,
+                    remote);
 }
 
 void set_call_error(const py::object& make_error, const CallError& error) {

@@ -16,8 +16,8 @@ void register_error_translator(py::module_& module);
 // Sets the Python error for `error`, as the translator does. REQUIRES: the GIL.
 void set_error(const Error& error);
 
-// Sets what make_error(kind, worker, message, started, remote) returns as the Python error; for kInterrupted
-// keeps the error that the signal handler has set. REQUIRES: the GIL.
+// Sets what make_error(kind, worker, message, started, remote) returns as the Python error; for
+// kInterrupted keeps the error that the signal handler has set. REQUIRES: the GIL.
 void set_call_error(const py::object& make_error, const CallError& error);
 // The exception object instead.
 py::object call_error_object(const py::object& make_error, const CallError& error);

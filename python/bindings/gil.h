@@ -14,7 +14,8 @@ namespace py = pybind11;
 // Copies above this size are made without the GIL.
 inline constexpr std::size_t kCopyWithoutGil = std::size_t{64} << 10;
 
-// A readable, contiguous view of `object`: bytes without ceremony, anything else by the buffer protocol.
+// A readable, contiguous view of `object`: bytes without ceremony, anything else by the buffer
+// protocol.
 class ReadBuffer {
  public:
   // On failure the span is empty, ok() is false and a Python error is set.
@@ -69,7 +70,8 @@ inline py::bytes to_bytes(std::span<const std::byte> from) {
 
 // Text from a child: whatever bytes it sent, as str.
 inline py::str to_text(const std::string& text) {
-  PyObject* decoded = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace");
+  PyObject* decoded =
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace");
   if (decoded == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::str>(decoded);
 }

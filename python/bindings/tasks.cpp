@@ -60,8 +60,8 @@ py::object item_to(const TaskItem& item) {
   if (const auto* integer = std::get_if<std::int64_t>(&item)) return py::int_(*integer);
   if (const auto* real = std::get_if<double>(&item)) return py::float_(*real);
   const auto& tensor = std::get<TensorArg>(item);
-  return py::make_tuple(tensor.address, tensor.nbytes, ints(tensor.shape), ints(tensor.strides), tensor.dtype,
-                        tensor.tag);
+  return py::make_tuple(tensor.address, tensor.nbytes, ints(tensor.shape), ints(tensor.strides),
+                        tensor.dtype, tensor.tag);
 }
 
 py::list unpack_task(const py::bytes& wire) {
@@ -71,7 +71,8 @@ py::list unpack_task(const py::bytes& wire) {
   return out;
 }
 
-std::optional<std::string> call_native(std::uintptr_t function, const py::bytes& args, std::int32_t device_id) {
+std::optional<std::string> call_native(std::uintptr_t function, const py::bytes& args,
+                                       std::int32_t device_id) {
   const ReadBuffer buffer(args.ptr());
   const py::gil_scoped_release release;
   const KernelOutcome outcome =

@@ -19,16 +19,21 @@ namespace {
 
 const char* state_name(ChildState state) {
   switch (state) {
-    case ChildState::kStarting: return "starting";
-    case ChildState::kReady: return "ready";
-    case ChildState::kDead: return "dead";
-    case ChildState::kClosed: break;
+    case ChildState::kStarting:
+      return "starting";
+    case ChildState::kReady:
+      return "ready";
+    case ChildState::kDead:
+      return "dead";
+    case ChildState::kClosed:
+      break;
   }
   return "closed";
 }
 
-std::unique_ptr<PyTree> make_tree(std::vector<int> device_ids, int num_sub_workers, std::size_t max_control_payload,
-                                  std::size_t heap_bytes, double spin_us, std::vector<int> keep_fds,
+std::unique_ptr<PyTree> make_tree(std::vector<int> device_ids, int num_sub_workers,
+                                  std::size_t max_control_payload, std::size_t heap_bytes,
+                                  double spin_us, std::vector<int> keep_fds,
                                   const std::string& name, py::object make_error) {
   TreeOptions options;
   options.device_ids = std::move(device_ids);
@@ -94,8 +99,8 @@ std::unique_ptr<Interrupt> make_interrupt() {
   return std::make_unique<SignalCheck>();
 }
 
-py::list start(PyTree& tree, const py::object& child_main, const std::vector<std::shared_ptr<SharedRegion>>& regions,
-               double timeout_s) {
+py::list start(PyTree& tree, const py::object& child_main,
+               const std::vector<std::shared_ptr<SharedRegion>>& regions, double timeout_s) {
   if (tree.epoch != fork_epoch() || !tree.builder) {
     throw Error(ErrorCode::kClosed, "the tree was started already, or in another process");
   }
@@ -104,7 +109,8 @@ py::list start(PyTree& tree, const py::object& child_main, const std::vector<std
   TreeBuilder builder = std::move(*tree.builder);
   tree.builder.reset();
   TreeBuilder::Started started;
-  // Forks with the GIL held, as os.fork() does; the waiting below it lets go (see make_interrupt's caller).
+  // Forks with the GIL held, as os.fork() does; the waiting below it lets go (see make_interrupt's
+  // caller).
   std::optional<py::gil_scoped_release> release;
   const auto waiting = [&release] {
     release.emplace();
@@ -113,7 +119,9 @@ py::list start(PyTree& tree, const py::object& child_main, const std::vector<std
   tree.child_main = child_main;
   try {
     started = std::move(builder).start(
-        [&tree](const ChildContext& context) { return run_child(context, tree.child_main, tree.max_payload); },
+        [&tree](const ChildContext& context) {
+          return run_child(context, tree.child_main, tree.max_payload);
+        },
         python_hooks(), std::move(keep), Deadline::after_seconds(timeout_s), waiting);
     release.reset();
   } catch (const CallError& error) {
@@ -142,7 +150,8 @@ py::bytes restart(PyTree& tree, int worker, double timeout_s) {
     {
       const py::gil_scoped_release release;
       const auto interrupt = make_interrupt();
-      answer = running->manager().restart(worker, Deadline::after_seconds(timeout_s), interrupt.get());
+      answer =
+          running->manager().restart(worker, Deadline::after_seconds(timeout_s), interrupt.get());
     }
     return to_bytes(answer);
   } catch (const CallError& error) {
@@ -162,7 +171,8 @@ void close(PyTree& tree, double timeout_s) {
   tree.running.reset();
 }
 
-py::dict running_record(const char* lane, const char* what, int op, std::uint64_t arg, std::uint64_t id, Nanoseconds since) {
+py::dict running_record(const char* lane, const char* what, int op, std::uint64_t arg,
+                        std::uint64_t id, Nanoseconds since) {
   py::dict record;
   record["lane"] = lane;
   record["what"] = what;
@@ -176,19 +186,22 @@ py::dict running_record(const char* lane, const char* what, int op, std::uint64_
 py::list running_list(ChildProcess& child) {
   py::list running;
   if (const auto task = child.ring.running()) {
-    running.append(running_record("main", "task", 0, task->callable_id, task->seq, task->started_ns));
+    running.append(
+        running_record("main", "task", 0, task->callable_id, task->seq, task->started_ns));
   }
   std::array<InFlight, kControlSlots> calls;
   const int count = child.control.running(calls);
   for (int i = 0; i < count; ++i) {
     const InFlight& call = calls[static_cast<std::size_t>(i)];
-    running.append(running_record(call.lane == Lane::kService ? "service" : "main", "control", static_cast<int>(call.op),
-                                  call.arg, call.request_id, call.started_ns));
+    running.append(running_record(call.lane == Lane::kService ? "service" : "main", "control",
+                                  static_cast<int>(call.op), call.arg, call.request_id,
+                                  call.started_ns));
   }
   return running;
 }
 
-py::dict status_record(const WorkerManager::ChildReport& report, const char* kind, py::list running) {
+py::dict status_record(const WorkerManager::ChildReport& report, const char* kind,
+                       py::list running) {
   py::dict record;
   record["kind"] = kind;
   record["worker"] = report.worker;
@@ -196,7 +209,8 @@ py::dict status_record(const WorkerManager::ChildReport& report, const char* kin
   record["pid"] = report.pid;
   record["state"] = state_name(report.state);
   record["generation"] = report.generation;
-  record["first_error"] = report.first_cause.empty() ? py::object(py::none()) : py::object(to_text(report.first_cause));
+  record["first_error"] =
+      report.first_cause.empty() ? py::object(py::none()) : py::object(to_text(report.first_cause));
   record["running"] = std::move(running);
   return record;
 }
@@ -208,8 +222,9 @@ py::list status(const PyTree& tree) {
   for (int worker = 0; worker < manager.size(); ++worker) {
     ChildProcess& child = manager.child(worker);
     const WorkerManager::ChildReport report = manager.report(worker);
-    out.append(status_record(report, report.is_chip ? "chip" : "sub",
-                             report.state == ChildState::kReady ? running_list(child) : py::list()));
+    out.append(
+        status_record(report, report.is_chip ? "chip" : "sub",
+                      report.state == ChildState::kReady ? running_list(child) : py::list()));
   }
   out.append(status_record(manager.report_spare(), "spare", py::list()));
   return out;
@@ -240,11 +255,13 @@ py::list counters(const PyTree& tree) {
 
 std::shared_ptr<RunningTree> PyTree::use() const {
   if (epoch != fork_epoch()) {
-    PyErr_SetString(PyExc_RuntimeError, "this Worker belongs to the process that made it; a forked copy cannot use it");
+    PyErr_SetString(PyExc_RuntimeError,
+                    "this Worker belongs to the process that made it; a forked copy cannot use it");
     return nullptr;
   }
   if (!running) {
-    set_call_error(make_error, CallError(CallError::Kind::kClosed, -1, "the worker is not running"));
+    set_call_error(make_error,
+                   CallError(CallError::Kind::kClosed, -1, "the worker is not running"));
     return nullptr;
   }
   return running;
@@ -253,8 +270,8 @@ std::shared_ptr<RunningTree> PyTree::use() const {
 void bind_tree(py::module_& module) {
   py::class_<PyTree> type(module, "Tree", py::is_final());
   type.def(py::init(&make_tree), py::kw_only(), py::arg("device_ids"), py::arg("num_sub_workers"),
-           py::arg("max_control_payload"), py::arg("heap_bytes"), py::arg("spin_us"), py::arg("keep_fds"),
-           py::arg("name"), py::arg("make_error"))
+           py::arg("max_control_payload"), py::arg("heap_bytes"), py::arg("spin_us"),
+           py::arg("keep_fds"), py::arg("name"), py::arg("make_error"))
       .def_readonly("heap", &PyTree::heap)
       .def("start", &start, py::arg("child_main"), py::arg("keep_regions"), py::arg("timeout_s"))
       .def("kill", &kill, py::arg("worker"))
@@ -265,17 +282,23 @@ void bind_tree(py::module_& module) {
              return use_or_throw(tree)->manager().report(worker).state == ChildState::kReady;
            })
       .def("generation",
-           [](const PyTree& tree, int worker) { return use_or_throw(tree)->manager().child(worker).generation.load(); })
-      .def("name_extension",
-           [](PyTree& tree, std::uint32_t id, std::string name) {
-             (tree.builder ? tree.builder->names() : use_or_throw(tree)->names()).name_extension(id, std::move(name));
-           },
-           py::arg("ext_id"), py::arg("name"))
-      .def("name_callable",
-           [](PyTree& tree, std::uint32_t id, std::string name) {
-             (tree.builder ? tree.builder->names() : use_or_throw(tree)->names()).name_callable(id, std::move(name));
-           },
-           py::arg("callable_id"), py::arg("name"))
+           [](const PyTree& tree, int worker) {
+             return use_or_throw(tree)->manager().child(worker).generation.load();
+           })
+      .def(
+          "name_extension",
+          [](PyTree& tree, std::uint32_t id, std::string name) {
+            (tree.builder ? tree.builder->names() : use_or_throw(tree)->names())
+                .name_extension(id, std::move(name));
+          },
+          py::arg("ext_id"), py::arg("name"))
+      .def(
+          "name_callable",
+          [](PyTree& tree, std::uint32_t id, std::string name) {
+            (tree.builder ? tree.builder->names() : use_or_throw(tree)->names())
+                .name_callable(id, std::move(name));
+          },
+          py::arg("callable_id"), py::arg("name"))
       .def("status", &status)
       .def("counters", &counters);
   add_tree_calls(type);

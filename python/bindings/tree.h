@@ -18,13 +18,13 @@ struct PyTree {
   std::shared_ptr<RunningTree> running;  // read and written with the GIL only
   std::shared_ptr<SharedRegion> heap;
   py::object make_error;
-  py::object child_main;  // called in children only
+  py::object child_main;    // called in children only
   std::uint32_t epoch = 0;  // fork_epoch() of the process it was made in
   std::size_t max_payload = 0;
   int workers = 0;
 
-  // The running tree for the length of one call. Sets a Python error and returns null in a forked copy of the
-  // process, before start() and after close().
+  // The running tree for the length of one call. Sets a Python error and returns null in a forked
+  // copy of the process, before start() and after close().
   std::shared_ptr<RunningTree> use() const;
 };
 

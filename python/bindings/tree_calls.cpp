@@ -1,4 +1,5 @@
-// Tree's blocking calls as C methods: the time of a call is the time of the exchange, not of its binding.
+// Tree's blocking calls as C methods: the time of a call is the time of the exchange, not of its
+// binding.
 #include <array>
 #include <vector>
 
@@ -12,14 +13,15 @@ namespace simpler::bindings {
 
 namespace {
 
-// A caller keeps the GIL for this long: most replies come sooner, and giving it up and taking it back costs
-// more than it gives anybody.
+// A caller keeps the GIL for this long: most replies come sooner, and giving it up and taking it
+// back costs more than it gives anybody.
 constexpr Nanoseconds kSpinWithGil = 2'000;
 
 PyTree& tree_of(PyObject* self) {
   auto* instance = reinterpret_cast<py::detail::instance*>(self);
-  return *static_cast<PyTree*>(instance->simple_layout ? instance->simple_value_holder[0]
-                                                       : instance->get_value_and_holder().value_ptr());
+  return *static_cast<PyTree*>(instance->simple_layout
+                                   ? instance->simple_value_holder[0]
+                                   : instance->get_value_and_holder().value_ptr());
 }
 
 // Arguments by position; the first that does not fit leaves a Python error and ok() false.
@@ -87,7 +89,8 @@ void blocking(Body body) {
 
 PyObject* call(RunningTree& running, ChildProcess& child, const ControlRequest& request) {
   int slot = running.poll_post(child, request);
-  if (slot < 0) blocking([&](Interrupt* interrupt) { slot = running.wait_post(child, request, interrupt); });
+  if (slot < 0)
+    blocking([&](Interrupt* interrupt) { slot = running.wait_post(child, request, interrupt); });
   if (!child.control.spin_reply(slot, kSpinWithGil)) {
     blocking([&](Interrupt* interrupt) { running.wait_reply(child, slot, request, interrupt); });
   } else {
@@ -98,7 +101,8 @@ PyObject* call(RunningTree& running, ChildProcess& child, const ControlRequest& 
   return reply;
 }
 
-ControlRequest request_from(Arguments& arguments, int first, const ReadBuffer& meta, const ReadBuffer& payload) {
+ControlRequest request_from(Arguments& arguments, int first, const ReadBuffer& meta,
+                            const ReadBuffer& payload) {
   ControlRequest request;
   request.op = static_cast<ControlOp>(arguments.integer(first));
   request.arg = static_cast<std::uint32_t>(arguments.integer(first + 1));
@@ -129,13 +133,16 @@ PyObject* run_call(PyObject* self, PyObject* const* args, Py_ssize_t given, bool
     try {
       return call(*running, child, request);
     } catch (const CallError& error) {
-      if (error.kind == CallError::Kind::kInterrupted && !error.started) running->report_over(child.index, request.hold);
+      if (error.kind == CallError::Kind::kInterrupted && !error.started)
+        running->report_over(child.index, request.hold);
       throw;
     }
   });
 }
 
-PyObject* tree_call(PyObject* self, PyObject* const* args, Py_ssize_t given) { return run_call(self, args, given, false); }
+PyObject* tree_call(PyObject* self, PyObject* const* args, Py_ssize_t given) {
+  return run_call(self, args, given, false);
+}
 PyObject* tree_call_held(PyObject* self, PyObject* const* args, Py_ssize_t given) {
   return run_call(self, args, given, true);
 }
@@ -157,7 +164,8 @@ PyObject* tree_publish(PyObject* self, PyObject* const* args, Py_ssize_t given) 
     ChildProcess& child = running->manager().child(static_cast<int>(worker));
     std::uint64_t seq = 0;
     const bool at_once = task.bytes().size() <= kTaskInlineBytes && child.ring.has_room_now() &&
-                         child.ring.publish(callable, task.bytes(), after, Deadline::at(0), nullptr, seq) == TaskWait::kOk;
+                         child.ring.publish(callable, task.bytes(), after, Deadline::at(0), nullptr,
+                                            seq) == TaskWait::kOk;
     if (!at_once) {
       const Deadline deadline = Deadline::after_seconds(timeout_s);
       blocking([&](Interrupt* interrupt) {
@@ -174,11 +182,14 @@ PyObject* outcome_tuple(const TaskOutcome& outcome) {
       PyObject* bytes = bytes_from(outcome.result);
       return bytes == nullptr ? nullptr : Py_BuildValue("(iNO)", 0, bytes, Py_None);
     }
-    case TaskStatus::kSkipped: return Py_BuildValue("(iyO)", 2, "", Py_None);
-    default: break;
+    case TaskStatus::kSkipped:
+      return Py_BuildValue("(iyO)", 2, "", Py_None);
+    default:
+      break;
   }
   const RemoteFailure failure = decode_failure(outcome.result);
-  const py::tuple remote = py::make_tuple(to_text(failure.type_name), to_text(failure.message), to_text(failure.traceback));
+  const py::tuple remote = py::make_tuple(to_text(failure.type_name), to_text(failure.message),
+                                          to_text(failure.traceback));
   return Py_BuildValue("(iyO)", 1, "", remote.ptr());
 }
 
@@ -200,7 +211,9 @@ PyObject* tree_wait_task(PyObject* self, PyObject* const* args, Py_ssize_t given
       done = running->wait_task(child, seq, Deadline::at(0), nullptr, outcome);
     } else {
       const Deadline deadline = Deadline::after_seconds(timeout_s);
-      blocking([&](Interrupt* interrupt) { done = running->wait_task(child, seq, deadline, interrupt, outcome); });
+      blocking([&](Interrupt* interrupt) {
+        done = running->wait_task(child, seq, deadline, interrupt, outcome);
+      });
     }
     if (!done) Py_RETURN_NONE;
     return outcome_tuple(outcome);
@@ -208,10 +221,14 @@ PyObject* tree_wait_task(PyObject* self, PyObject* const* args, Py_ssize_t given
 }
 
 PyMethodDef methods[] = {
-    {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(tree_call)), METH_FASTCALL, nullptr},
-    {"call_held", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(tree_call_held)), METH_FASTCALL, nullptr},
-    {"publish", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(tree_publish)), METH_FASTCALL, nullptr},
-    {"wait_task", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(tree_wait_task)), METH_FASTCALL, nullptr},
+    {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(tree_call)), METH_FASTCALL,
+     nullptr},
+    {"call_held", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(tree_call_held)),
+     METH_FASTCALL, nullptr},
+    {"publish", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(tree_publish)),
+     METH_FASTCALL, nullptr},
+    {"wait_task", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(tree_wait_task)),
+     METH_FASTCALL, nullptr},
 };
 
 }  // namespace

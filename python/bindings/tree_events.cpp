@@ -21,7 +21,8 @@ std::shared_ptr<RunningTree> use_or_throw(const PyTree& tree) {
 // What a broadcast or a submitted call is made of, kept alive for as long as the spans are used.
 class RequestParts {
  public:
-  RequestParts(const RunningTree& running, int chips, const std::vector<py::bytes>& metas, const py::object& payload)
+  RequestParts(const RunningTree& running, int chips, const std::vector<py::bytes>& metas,
+               const py::object& payload)
       : payload_(payload.ptr()) {
     static_cast<void>(running);
     if (!payload_.ok()) throw py::error_already_set();
@@ -34,7 +35,8 @@ class RequestParts {
     }
   }
 
-  [[nodiscard]] ControlRequest request(int op, std::uint32_t arg, int lane, double timeout_s, std::uint64_t hold) const {
+  [[nodiscard]] ControlRequest request(int op, std::uint32_t arg, int lane, double timeout_s,
+                                       std::uint64_t hold) const {
     ControlRequest request;
     request.op = static_cast<ControlOp>(op);
     request.arg = arg;
@@ -45,7 +47,9 @@ class RequestParts {
     request.hold = hold;
     return request;
   }
-  [[nodiscard]] std::span<const std::span<const std::byte>> metas() const noexcept { return metas_; }
+  [[nodiscard]] std::span<const std::span<const std::byte>> metas() const noexcept {
+    return metas_;
+  }
 
  private:
   ReadBuffer payload_;
@@ -54,9 +58,9 @@ class RequestParts {
 
 void check_size(const PyTree& tree, const ControlRequest& request) {
   if (request.payload.size() <= tree.max_payload) return;
-  throw Error(ErrorCode::kInvalidArgument, "the payload of " + std::to_string(request.payload.size()) +
-                                               " bytes exceeds max_control_payload (" +
-                                               std::to_string(tree.max_payload) + ")");
+  throw Error(ErrorCode::kInvalidArgument,
+              "the payload of " + std::to_string(request.payload.size()) +
+                  " bytes exceeds max_control_payload (" + std::to_string(tree.max_payload) + ")");
 }
 
 [[noreturn]] void raise(const PyTree& tree, const CallError& error) {
@@ -64,8 +68,9 @@ void check_size(const PyTree& tree, const ControlRequest& request) {
   throw py::error_already_set();
 }
 
-py::list broadcast(PyTree& tree, int op, std::uint32_t arg, int lane, const std::vector<py::bytes>& metas,
-                   const py::object& payload, double timeout_s, bool fail_fast, std::uint64_t hold) {
+py::list broadcast(PyTree& tree, int op, std::uint32_t arg, int lane,
+                   const std::vector<py::bytes>& metas, const py::object& payload, double timeout_s,
+                   bool fail_fast, std::uint64_t hold) {
   const auto running = use_or_throw(tree);
   const RequestParts parts(*running, running->manager().chips(), metas, payload);
   const ControlRequest request = parts.request(op, arg, lane, timeout_s, hold);
@@ -81,16 +86,23 @@ py::list broadcast(PyTree& tree, int op, std::uint32_t arg, int lane, const std:
   py::list out;
   for (const BroadcastReply& reply : replies) {
     switch (reply.kind) {
-      case BroadcastReply::Kind::kReply: out.append(to_bytes(reply.bytes)); break;
-      case BroadcastReply::Kind::kError: out.append(call_error_object(tree.make_error, *reply.error)); break;
-      case BroadcastReply::Kind::kPending: out.append(py::none()); break;
+      case BroadcastReply::Kind::kReply:
+        out.append(to_bytes(reply.bytes));
+        break;
+      case BroadcastReply::Kind::kError:
+        out.append(call_error_object(tree.make_error, *reply.error));
+        break;
+      case BroadcastReply::Kind::kPending:
+        out.append(py::none());
+        break;
     }
   }
   return out;
 }
 
-std::uint64_t submit(PyTree& tree, int worker, int op, std::uint32_t arg, int lane, const py::bytes& meta,
-                     const py::object& payload, double timeout_s, std::uint64_t hold) {
+std::uint64_t submit(PyTree& tree, int worker, int op, std::uint32_t arg, int lane,
+                     const py::bytes& meta, const py::object& payload, double timeout_s,
+                     std::uint64_t hold) {
   const auto running = use_or_throw(tree);
   running->manager().child(worker);
   const RequestParts parts(*running, 0, {}, payload);
@@ -107,8 +119,9 @@ std::uint64_t submit(PyTree& tree, int worker, int op, std::uint32_t arg, int la
 }
 
 std::vector<std::uint64_t> submit_broadcast(PyTree& tree, int op, std::uint32_t arg, int lane,
-                                            const std::vector<py::bytes>& metas, const py::object& payload,
-                                            double timeout_s, std::uint64_t hold) {
+                                            const std::vector<py::bytes>& metas,
+                                            const py::object& payload, double timeout_s,
+                                            std::uint64_t hold) {
   const auto running = use_or_throw(tree);
   const RequestParts parts(*running, running->manager().chips(), metas, payload);
   const ControlRequest request = parts.request(op, arg, lane, timeout_s, hold);
@@ -123,12 +136,17 @@ std::vector<std::uint64_t> submit_broadcast(PyTree& tree, int op, std::uint32_t 
 
 py::tuple event_tuple(const PyTree& tree, const AsyncEvent& event) {
   switch (event.kind) {
-    case AsyncEvent::Kind::kLog: return py::make_tuple("log", event.worker, to_bytes(event.bytes));
-    case AsyncEvent::Kind::kDied: return py::make_tuple("died", event.worker, to_text(event.text));
-    case AsyncEvent::Kind::kEnded: return py::make_tuple("ended", event.worker, event.number);
-    case AsyncEvent::Kind::kReply: break;
+    case AsyncEvent::Kind::kLog:
+      return py::make_tuple("log", event.worker, to_bytes(event.bytes));
+    case AsyncEvent::Kind::kDied:
+      return py::make_tuple("died", event.worker, to_text(event.text));
+    case AsyncEvent::Kind::kEnded:
+      return py::make_tuple("ended", event.worker, event.number);
+    case AsyncEvent::Kind::kReply:
+      break;
   }
-  py::object result = event.error ? call_error_object(tree.make_error, *event.error) : py::object(to_bytes(event.bytes));
+  py::object result = event.error ? call_error_object(tree.make_error, *event.error)
+                                  : py::object(to_bytes(event.bytes));
   return py::make_tuple("reply", event.number, result);
 }
 

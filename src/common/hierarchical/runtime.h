@@ -1,7 +1,7 @@
 // A Worker's tree from the parent's side: TreeBuilder before the fork, RunningTree after it.
 //
-// Code that could start a thread of ours needs a RunningTree, and only TreeBuilder::start makes one: the
-// fork rule as types.
+// Code that could start a thread of ours needs a RunningTree, and only TreeBuilder::start makes
+// one: the fork rule as types.
 //
 // Thread safety: TreeBuilder one thread; RunningTree any thread.
 #pragma once
@@ -18,9 +18,9 @@
 #include <utility>
 #include <vector>
 
-#include "hierarchical/sched/async_calls.h"
 #include "hierarchical/base/interrupt.h"
 #include "hierarchical/ipc/control_parent.h"
+#include "hierarchical/sched/async_calls.h"
 #include "hierarchical/workers/call_error.h"
 #include "hierarchical/workers/worker_manager.h"
 
@@ -60,23 +60,28 @@ class RunningTree : private TreeListener {
   int poll_post(ChildProcess& child, const ControlRequest& request);
   // Throws CallError; Error{kInvalidArgument} for a request over the limit.
   int wait_post(ChildProcess& child, const ControlRequest& request, Interrupt* interrupt);
-  // Returns with the reply in the slot, else throws CallError and the slot is no longer the caller's.
-  void wait_reply(ChildProcess& child, int slot, const ControlRequest& request, Interrupt* interrupt);
+  // Returns with the reply in the slot, else throws CallError and the slot is no longer the
+  // caller's.
+  void wait_reply(ChildProcess& child, int slot, const ControlRequest& request,
+                  Interrupt* interrupt);
   // Then take_reply(child, slot) of workers/replies.h, and child.control.release(slot).
 
   // --- all chips at once (CP-7) ---
 
-  // `metas` is empty or one per chip. Throws CallError{kInterrupted} only; then one kEnded event per chip
-  // reports the request's hold.
-  std::vector<BroadcastReply> broadcast(const ControlRequest& request, std::span<const std::span<const std::byte>> metas,
+  // `metas` is empty or one per chip. Throws CallError{kInterrupted} only; then one kEnded event
+  // per chip reports the request's hold.
+  std::vector<BroadcastReply> broadcast(const ControlRequest& request,
+                                        std::span<const std::span<const std::byte>> metas,
                                         bool fail_fast, Interrupt* interrupt);
 
   // --- tasks ---
 
-  std::uint64_t publish(ChildProcess& child, std::uint32_t callable_id, std::span<const std::byte> args,
-                        std::uint64_t after, Deadline deadline, Interrupt* interrupt);
+  std::uint64_t publish(ChildProcess& child, std::uint32_t callable_id,
+                        std::span<const std::byte> args, std::uint64_t after, Deadline deadline,
+                        Interrupt* interrupt);
   // False when the time ran out. Throws CallError when the child is gone.
-  bool wait_task(ChildProcess& child, std::uint64_t seq, Deadline deadline, Interrupt* interrupt, TaskOutcome& out);
+  bool wait_task(ChildProcess& child, std::uint64_t seq, Deadline deadline, Interrupt* interrupt,
+                 TaskOutcome& out);
 
   AsyncCalls& async() noexcept { return async_; }
   ActivityNames& names() noexcept { return names_; }
@@ -93,20 +98,25 @@ class RunningTree : private TreeListener {
 
   void child_died(int worker, const std::string& how) override;
   void child_logged(int worker, std::vector<std::byte> frame) override;
-  std::string name_of_request(ControlOp op, std::uint32_t arg) override { return names_.request(op, arg); }
+  std::string name_of_request(ControlOp op, std::uint32_t arg) override {
+    return names_.request(op, arg);
+  }
   std::string name_of_task(std::uint32_t callable_id) override { return names_.task(callable_id); }
 
   void check_size(const ControlRequest& request) const;
-  std::shared_ptr<StagedBlock> wait_stage(ChildProcess& child, const ControlRequest& request, Interrupt* interrupt);
+  std::shared_ptr<StagedBlock> wait_stage(ChildProcess& child, const ControlRequest& request,
+                                          Interrupt* interrupt);
   struct Reserved;  // the slots of one broadcast
-  void reserve(Reserved& reserved, const ControlRequest& request, std::span<const std::span<const std::byte>> metas,
-               Interrupt* interrupt);
+  void reserve(Reserved& reserved, const ControlRequest& request,
+               std::span<const std::span<const std::byte>> metas, Interrupt* interrupt);
   bool post_in_order(Reserved& reserved, Deadline deadline, Interrupt* interrupt);
-  void end_one(Reserved& reserved, std::size_t i, const ControlRequest& request, Interrupt* interrupt);
+  void end_one(Reserved& reserved, std::size_t i, const ControlRequest& request,
+               Interrupt* interrupt);
   std::vector<BroadcastReply> broadcast_fail_fast(const ControlRequest& request,
                                                   std::span<const std::span<const std::byte>> metas,
                                                   Interrupt* interrupt);
-  [[nodiscard]] CallError timed_out(ChildProcess& child, const ControlRequest& request, bool started);
+  [[nodiscard]] CallError timed_out(ChildProcess& child, const ControlRequest& request,
+                                    bool started);
 
   ActivityNames names_;
   WorkerManager manager_;
@@ -116,9 +126,12 @@ class RunningTree : private TreeListener {
 // Maps memory; starts nothing.
 class TreeBuilder {
  public:
-  explicit TreeBuilder(TreeOptions options) : tree_(std::make_unique<RunningTree>(std::move(options))) {}
+  explicit TreeBuilder(TreeOptions options)
+      : tree_(std::make_unique<RunningTree>(std::move(options))) {}
 
-  [[nodiscard]] const std::shared_ptr<SharedRegion>& heap() const noexcept { return tree_->manager().memory().heap(); }
+  [[nodiscard]] const std::shared_ptr<SharedRegion>& heap() const noexcept {
+    return tree_->manager().memory().heap();
+  }
   ActivityNames& names() noexcept { return tree_->names(); }
 
   struct Started {
@@ -126,8 +139,9 @@ class TreeBuilder {
     std::vector<std::vector<std::byte>> answers;  // to START, in worker order
   };
   // Forks. Throws CallError or Error after everything forked is gone.
-  Started start(RunningTree::ChildEntry entry, ForkHooks hooks, std::vector<const SharedRegion*> keep_regions,
-                Deadline deadline, const std::function<std::unique_ptr<Interrupt>()>& make_interrupt) &&;
+  Started start(RunningTree::ChildEntry entry, ForkHooks hooks,
+                std::vector<const SharedRegion*> keep_regions, Deadline deadline,
+                const std::function<std::unique_ptr<Interrupt>()>& make_interrupt) &&;
 
  private:
   std::unique_ptr<RunningTree> tree_;

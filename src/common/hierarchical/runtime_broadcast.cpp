@@ -1,4 +1,5 @@
-// RunningTree's broadcasts: one request to every chip, started on all before any is waited for (CP-7).
+// RunningTree's broadcasts: one request to every chip, started on all before any is waited for
+// (CP-7).
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -25,8 +26,8 @@ struct RunningTree::Reserved {
 
 namespace {
 
-ControlRequest with_meta(const ControlRequest& request, std::span<const std::span<const std::byte>> metas,
-                         std::size_t i) {
+ControlRequest with_meta(const ControlRequest& request,
+                         std::span<const std::span<const std::byte>> metas, std::size_t i) {
   ControlRequest own = request;
   if (!metas.empty()) own.meta = metas[i];
   return own;
@@ -34,7 +35,8 @@ ControlRequest with_meta(const ControlRequest& request, std::span<const std::spa
 
 }  // namespace
 
-// Slots are taken in worker order by every broadcast, so that two of them cannot wait for each other.
+// Slots are taken in worker order by every broadcast, so that two of them cannot wait for each
+// other.
 void RunningTree::reserve(Reserved& reserved, const ControlRequest& request,
                           std::span<const std::span<const std::byte>> metas, Interrupt* interrupt) {
   std::shared_ptr<StagedBlock> shared;  // without metas the request is staged once for all
@@ -48,10 +50,14 @@ void RunningTree::reserve(Reserved& reserved, const ControlRequest& request,
       if (metas.empty()) shared = staged;
       int slot = -1;
       switch (child.control.wait_slot(request.deadline, interrupt, slot)) {
-        case CallWait::kOk: break;
-        case CallWait::kTimedOut: throw timed_out(child, own, false);
-        case CallWait::kInterrupted: throw CallError(CallError::Kind::kInterrupted, child.index, "interrupted");
-        default: throw manager_.gone_error(child.index);
+        case CallWait::kOk:
+          break;
+        case CallWait::kTimedOut:
+          throw timed_out(child, own, false);
+        case CallWait::kInterrupted:
+          throw CallError(CallError::Kind::kInterrupted, child.index, "interrupted");
+        default:
+          throw manager_.gone_error(child.index);
       }
       child.control.fill(slot, own, std::move(staged));
       reserved.slots[i] = slot;
@@ -71,7 +77,8 @@ bool RunningTree::post_in_order(Reserved& reserved, Deadline deadline, Interrupt
       if (!async_.broadcast_queued()) {
         for (std::size_t i = 0; i < reserved.slots.size(); ++i) {
           if (reserved.slots[i] < 0) continue;
-          manager_.child(static_cast<int>(i)).control.post(reserved.slots[i], manager_.next_request_id());
+          manager_.child(static_cast<int>(i))
+              .control.post(reserved.slots[i], manager_.next_request_id());
         }
         return true;
       }
@@ -82,7 +89,8 @@ bool RunningTree::post_in_order(Reserved& reserved, Deadline deadline, Interrupt
   }
 }
 
-void RunningTree::end_one(Reserved& reserved, std::size_t i, const ControlRequest& request, Interrupt* interrupt) {
+void RunningTree::end_one(Reserved& reserved, std::size_t i, const ControlRequest& request,
+                          Interrupt* interrupt) {
   ChildProcess& child = manager_.child(static_cast<int>(i));
   const int slot = reserved.slots[i];
   try {
@@ -90,7 +98,8 @@ void RunningTree::end_one(Reserved& reserved, std::size_t i, const ControlReques
       const CallWait how = child.control.leave(slot, true);
       if (how == CallWait::kPeerGone) throw manager_.gone_error(child.index);
       if (how != CallWait::kOk) {
-        throw CallError(CallError::Kind::kInterrupted, child.index, "interrupted", how == CallWait::kInterruptedStarted);
+        throw CallError(CallError::Kind::kInterrupted, child.index, "interrupted",
+                        how == CallWait::kInterruptedStarted);
       }
     } else {
       wait_reply(child, slot, request, interrupt);
@@ -107,9 +116,9 @@ void RunningTree::report_over(int worker, std::uint64_t hold) {
   if (hold != 0) async_.push({AsyncEvent::Kind::kEnded, worker, hold, {}, {}, nullptr});
 }
 
-std::vector<BroadcastReply> RunningTree::broadcast(const ControlRequest& request,
-                                                   std::span<const std::span<const std::byte>> metas, bool fail_fast,
-                                                   Interrupt* interrupt) {
+std::vector<BroadcastReply> RunningTree::broadcast(
+    const ControlRequest& request, std::span<const std::span<const std::byte>> metas,
+    bool fail_fast, Interrupt* interrupt) {
   check_size(request);
   if (fail_fast) return broadcast_fail_fast(request, metas, interrupt);
   Reserved reserved(static_cast<std::size_t>(manager_.chips()));
@@ -135,14 +144,15 @@ std::vector<BroadcastReply> RunningTree::broadcast(const ControlRequest& request
   return std::move(reserved.replies);
 }
 
-std::vector<BroadcastReply> RunningTree::broadcast_fail_fast(const ControlRequest& request,
-                                                             std::span<const std::span<const std::byte>> metas,
-                                                             Interrupt* interrupt) {
+std::vector<BroadcastReply> RunningTree::broadcast_fail_fast(
+    const ControlRequest& request, std::span<const std::span<const std::byte>> metas,
+    Interrupt* interrupt) {
   const auto sink = std::make_shared<ReplySink>();
   const auto chips = static_cast<std::size_t>(manager_.chips());
   async_.submit_broadcast(request, metas, sink);
   const auto failed = [&] {
-    return std::ranges::any_of(sink->replies, [](const AsyncEvent& event) { return event.error != nullptr; });
+    return std::ranges::any_of(sink->replies,
+                               [](const AsyncEvent& event) { return event.error != nullptr; });
   };
   std::unique_lock lock(sink->mutex);
   bool interrupted = false;
@@ -163,7 +173,8 @@ std::vector<BroadcastReply> RunningTree::broadcast_fail_fast(const ControlReques
     reply.kind = event.error ? BroadcastReply::Kind::kError : BroadcastReply::Kind::kReply;
     reply.bytes = std::move(event.bytes);
     reply.error = std::move(event.error);
-    if (interrupted && !(reply.error && reply.error->started)) report_over(event.worker, request.hold);
+    if (interrupted && !(reply.error && reply.error->started))
+      report_over(event.worker, request.hold);
   }
   if (interrupted) throw CallError(CallError::Kind::kInterrupted, -1, "interrupted");
   return replies;

@@ -1,4 +1,5 @@
-// How a blocked call looks for signals: implemented by the language binding, given by the main thread only.
+// How a blocked call looks for signals: implemented by the language binding, given by the main
+// thread only.
 #pragma once
 
 #include "hierarchical/base/deadline.h"

@@ -1,7 +1,7 @@
 // Ringing and sleeping on a Bell without lost wake-ups.
 //
-// A ringer sets bits, then looks for sleepers; a sleeper announces itself, then looks for bits. Both orders
-// are sequentially consistent, so one of the two sees the other.
+// A ringer sets bits, then looks for sleepers; a sleeper announces itself, then looks for bits.
+// Both orders are sequentially consistent, so one of the two sees the other.
 #pragma once
 
 #include <climits>
@@ -30,7 +30,8 @@ template <template <typename> class Atom>
 FutexResult bell_sleep(Bell<Atom>& bell, Deadline deadline) {
   bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
   FutexResult result = FutexResult::kChanged;
-  if (bell.pending.load(std::memory_order_seq_cst) == 0) result = futex_wait(bell.pending, 0U, deadline);
+  if (bell.pending.load(std::memory_order_seq_cst) == 0)
+    result = futex_wait(bell.pending, 0U, deadline);
   bell.sleepers.fetch_sub(1, std::memory_order_relaxed);
   return result;
 }

@@ -16,16 +16,24 @@ constexpr std::uint32_t bit(int slot) noexcept { return 1U << static_cast<unsign
 
 }  // namespace
 
-ControlParentEnd::ControlParentEnd(TreeHeader<>& tree, ChildBlock<>& block, const SharedRegion& payload, PayloadSpace space,
+ControlParentEnd::ControlParentEnd(TreeHeader<>& tree, ChildBlock<>& block,
+                                   const SharedRegion& payload, PayloadSpace space,
                                    RequestArena& arena, Nanoseconds spin_bound)
-    : tree_(tree), block_(block), payload_(payload), space_(space), arena_(arena), spin_(spin_bound), free_(kCallSlots) {}
+    : tree_(tree),
+      block_(block),
+      payload_(payload),
+      space_(space),
+      arena_(arena),
+      spin_(spin_bound),
+      free_(kCallSlots) {}
 
 int ControlParentEnd::poll_slot() {
   std::uint32_t free = free_.load(std::memory_order_relaxed);
   while (free != 0) {
     const int slot = std::countr_zero(free);
     // acquire: pairs with the release in release(), so that the record is ours.
-    if (free_.compare_exchange_weak(free, free & ~bit(slot), std::memory_order_acquire, std::memory_order_relaxed)) {
+    if (free_.compare_exchange_weak(free, free & ~bit(slot), std::memory_order_acquire,
+                                    std::memory_order_relaxed)) {
       return slot;
     }
   }
@@ -37,7 +45,8 @@ CallWait ControlParentEnd::wait_slot(Deadline deadline, Interrupt* interrupt, in
     const std::uint32_t seen = release_seen(block_.slots_released);
     if (gone()) return CallWait::kPeerGone;
     if ((slot = poll_slot()) >= 0) return CallWait::kOk;
-    const FutexResult slept = release_sleep(block_.slots_released, seen, next_slice(deadline, interrupt));
+    const FutexResult slept =
+        release_sleep(block_.slots_released, seen, next_slice(deadline, interrupt));
     if (slept == FutexResult::kTimedOut || slept == FutexResult::kInterrupted) {
       if (interrupt != nullptr && interrupt->pending()) return CallWait::kInterrupted;
       if (deadline.passed()) {
@@ -48,7 +57,8 @@ CallWait ControlParentEnd::wait_slot(Deadline deadline, Interrupt* interrupt, in
   }
 }
 
-void ControlParentEnd::fill(int slot, const ControlRequest& request, std::shared_ptr<StagedBlock> staged) {
+void ControlParentEnd::fill(int slot, const ControlRequest& request,
+                            std::shared_ptr<StagedBlock> staged) {
   ControlSlot<>& shared = block_.slots[slot];
   Record& record = records_[static_cast<std::size_t>(slot)];
   record.hold = request.hold;
@@ -69,7 +79,8 @@ void ControlParentEnd::fill(int slot, const ControlRequest& request, std::shared
     shared.request_offset = kInline;
     if (!request.meta.empty()) std::memcpy(shared.bytes, request.meta.data(), request.meta.size());
     if (!request.payload.empty()) {
-      std::memcpy(shared.bytes + request.meta.size(), request.payload.data(), request.payload.size());
+      std::memcpy(shared.bytes + request.meta.size(), request.payload.data(),
+                  request.payload.size());
     }
   }
   counters_.calls.fetch_add(1, std::memory_order_relaxed);
@@ -121,7 +132,8 @@ CallWait ControlParentEnd::wait_reply(int slot, Deadline deadline, Interrupt* in
     }
   }
   spin_.waited(monotonic_now() - start);
-  if (shared.state.load(std::memory_order_acquire) == raw(SlotState::kReplied)) return CallWait::kOk;
+  if (shared.state.load(std::memory_order_acquire) == raw(SlotState::kReplied))
+    return CallWait::kOk;
   return peer_gone(slot);
 }
 
@@ -145,9 +157,11 @@ CallWait ControlParentEnd::leave(int slot, bool interrupted) {
     return interrupted ? CallWait::kInterrupted : CallWait::kTimedOut;
   }
   abandoned_.fetch_add(1, std::memory_order_seq_cst);
-  if (slot_abandon(shared)) return interrupted ? CallWait::kInterruptedStarted : CallWait::kTimedOutStarted;
+  if (slot_abandon(shared))
+    return interrupted ? CallWait::kInterruptedStarted : CallWait::kTimedOutStarted;
   abandoned_.fetch_sub(1, std::memory_order_seq_cst);
-  if (shared.state.load(std::memory_order_acquire) == raw(SlotState::kReplied)) return CallWait::kOk;
+  if (shared.state.load(std::memory_order_acquire) == raw(SlotState::kReplied))
+    return CallWait::kOk;
   return peer_gone(slot);
 }
 
@@ -158,12 +172,15 @@ ReplyView ControlParentEnd::read_reply(int slot) {
   const std::uint64_t nbytes = shared.reply_bytes;
   const std::uint64_t offset = shared.reply_offset;
   const std::uint32_t status = shared.status;
-  if (shared.reply_id != record.request_id || status > static_cast<std::uint32_t>(ReplyStatus::kTooLarge)) {
-    throw Error(ErrorCode::kProtocol, "the child's reply does not belong to the request it was read for");
+  if (shared.reply_id != record.request_id ||
+      status > static_cast<std::uint32_t>(ReplyStatus::kTooLarge)) {
+    throw Error(ErrorCode::kProtocol,
+                "the child's reply does not belong to the request it was read for");
   }
   counters_.reply_bytes.fetch_add(nbytes, std::memory_order_relaxed);
   if (offset == kInline) {
-    if (nbytes > kSlotInlineBytes) throw Error(ErrorCode::kProtocol, "the child's inline reply is longer than its slot");
+    if (nbytes > kSlotInlineBytes)
+      throw Error(ErrorCode::kProtocol, "the child's inline reply is longer than its slot");
     return {static_cast<ReplyStatus>(status), {shared.bytes, nbytes}};
   }
   if (!space_.reply_contains(offset, nbytes)) {
@@ -220,7 +237,8 @@ void ControlParentEnd::fail_all(bool closing) {
 
 bool ControlParentEnd::all_released() const noexcept {
   return free_.load(std::memory_order_seq_cst) == kCallSlots &&
-         block_.slots[kLifecycleSlot].state.load(std::memory_order_seq_cst) == raw(SlotState::kIdle);
+         block_.slots[kLifecycleSlot].state.load(std::memory_order_seq_cst) ==
+             raw(SlotState::kIdle);
 }
 
 void ControlParentEnd::reset() {
@@ -246,8 +264,9 @@ int ControlParentEnd::running(std::array<InFlight, kControlSlots>& out) const {
     const std::uint32_t state = block_.slots[slot].state.load(std::memory_order_acquire);
     if (state != raw(SlotState::kRunning) && state != raw(SlotState::kAbandoned)) continue;
     const Record& record = records_[static_cast<std::size_t>(slot)];
-    out[static_cast<std::size_t>(count++)] = {record.op, record.arg, record.request_id, record.lane,
-                                              block_.slots[slot].started_ns.load(std::memory_order_relaxed)};
+    out[static_cast<std::size_t>(count++)] = {
+        record.op, record.arg, record.request_id, record.lane,
+        block_.slots[slot].started_ns.load(std::memory_order_relaxed)};
   }
   return count;
 }

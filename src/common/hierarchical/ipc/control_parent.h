@@ -1,8 +1,8 @@
 // The parent's end of one child's control slots.
 //
-// A call is begin -> post -> wait -> read_reply -> release. Between post and release the slot belongs to the
-// caller; a caller that leaves early (time-out, signal) either withdraws the request or abandons the slot,
-// which then comes back when the handler ends.
+// A call is begin -> post -> wait -> read_reply -> release. Between post and release the slot
+// belongs to the caller; a caller that leaves early (time-out, signal) either withdraws the request
+// or abandons the slot, which then comes back when the handler ends.
 //
 // Thread safety: all methods may be called from any thread of the parent, one thread per slot held.
 // Ownership: borrows the mappings; they must outlive this object.
@@ -32,7 +32,8 @@ struct ControlRequest {
   std::span<const std::byte> meta;
   std::span<const std::byte> payload;
   Deadline deadline = Deadline::never();
-  std::uint64_t hold = 0;     // reported by reclaim_abandoned when the caller has left; 0: nothing to report
+  std::uint64_t hold =
+      0;  // reported by reclaim_abandoned when the caller has left; 0: nothing to report
   bool notify_async = false;  // ring the tree's bell when the reply is there
 
   [[nodiscard]] std::size_t nbytes() const noexcept { return meta.size() + payload.size(); }
@@ -53,7 +54,8 @@ struct ReplyView {
 };
 
 struct ControlCounters {
-  std::atomic<std::uint64_t> calls{0}, timeouts{0}, late_replies{0}, request_bytes{0}, reply_bytes{0};
+  std::atomic<std::uint64_t> calls{0}, timeouts{0}, late_replies{0}, request_bytes{0},
+      reply_bytes{0};
 };
 
 // A request in flight as the parent sees it, for status() and for what a dead child was doing.
@@ -67,18 +69,20 @@ struct InFlight {
 
 class ControlParentEnd {
  public:
-  ControlParentEnd(TreeHeader<>& tree, ChildBlock<>& block, const SharedRegion& payload, PayloadSpace space,
-                   RequestArena& arena, Nanoseconds spin_bound);
+  ControlParentEnd(TreeHeader<>& tree, ChildBlock<>& block, const SharedRegion& payload,
+                   PayloadSpace space, RequestArena& arena, Nanoseconds spin_bound);
 
   // A free slot, or -1. Never blocks.
   int poll_slot();
   // Waits for one; kPeerGone when the child is gone.
   CallWait wait_slot(Deadline deadline, Interrupt* interrupt, int& slot);
-  // Fills a slot held by the caller. With `staged` the request already lies in a block; else it must fit inline.
+  // Fills a slot held by the caller. With `staged` the request already lies in a block; else it
+  // must fit inline.
   void fill(int slot, const ControlRequest& request, std::shared_ptr<StagedBlock> staged);
   // The request becomes the child's. Ids must grow in the order of posts to one child.
   void post(int slot, std::uint64_t request_id);
-  // Spins at most `bound` for the reply, without leaving the seat limit; for callers that hold a lock.
+  // Spins at most `bound` for the reply, without leaving the seat limit; for callers that hold a
+  // lock.
   bool spin_reply(int slot, Nanoseconds bound);
   [[nodiscard]] bool reply_due(int slot) const noexcept;
   // Until the reply (kOk), or the caller has left and must not touch the slot again (all others).
@@ -94,13 +98,15 @@ class ControlParentEnd {
   // Frees abandoned slots whose handler has ended, reporting their holds. Any thread, any time.
   void reclaim_abandoned(const std::function<void(std::uint64_t hold)>& ended);
 
-  // The child is reaped (`closing` false) or the tree is closing: every reply due fails now and later.
-  // When closing, claimed slots are abandoned and their waiters woken; START and STOP go on.
+  // The child is reaped (`closing` false) or the tree is closing: every reply due fails now and
+  // later. When closing, claimed slots are abandoned and their waiters woken; START and STOP go on.
   void fail_all(bool closing);
-  // For a new incarnation: everything idle, but calls still fail until open(). REQUIRES: gone(), all_released().
+  // For a new incarnation: everything idle, but calls still fail until open(). REQUIRES: gone(),
+  // all_released().
   void reset();
   void open();
-  // Takes back a START that will not be answered. REQUIRES: the child it was for is dead or was never born.
+  // Takes back a START that will not be answered. REQUIRES: the child it was for is dead or was
+  // never born.
   void cancel_lifecycle();
   [[nodiscard]] bool gone() const noexcept { return gone_.load(std::memory_order_seq_cst); }
   [[nodiscard]] bool all_released() const noexcept;

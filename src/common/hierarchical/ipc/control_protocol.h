@@ -6,13 +6,13 @@
 //   kRunning -> kReplied  child    slot_finish     publishes the reply
 //   kRunning -> kAbandoned parent  slot_abandon    the caller left; the handler goes on
 //   kAbandoned -> kLate   child    slot_finish     a late reply: counted and dropped (CP-1)
-//   kPosted, kRunning -> kPeerGone, kAbandoned -> kLate   parent, slot_fail, once the child is reaped
-//   kReplied, kPeerGone -> kIdle  the caller       it has read the reply
-//   kLate -> kIdle        parent   slot_reclaim    whoever wins the compare-and-swap
+//   kPosted, kRunning -> kPeerGone, kAbandoned -> kLate   parent, slot_fail, once the child is
+//   reaped kReplied, kPeerGone -> kIdle  the caller       it has read the reply kLate -> kIdle
+//   parent   slot_reclaim    whoever wins the compare-and-swap
 //
-// kPosted stands for one state per lane. A bell's bit may be older than the request in the slot: withdrawn,
-// and posted again for another lane. The swap of slot_claim therefore names the lane it is made for, so that
-// an exclusive request is never claimed by a service thread (CP-10).
+// kPosted stands for one state per lane. A bell's bit may be older than the request in the slot:
+// withdrawn, and posted again for another lane. The swap of slot_claim therefore names the lane it
+// is made for, so that an exclusive request is never claimed by a service thread (CP-10).
 #pragma once
 
 #include "hierarchical/ipc/bell.h"
@@ -23,9 +23,12 @@ constexpr std::uint32_t raw(SlotState state) noexcept { return static_cast<std::
 
 constexpr SlotState posted_for(Lane lane) noexcept {
   switch (lane) {
-    case Lane::kMain: return SlotState::kPostedMain;
-    case Lane::kService: return SlotState::kPostedService;
-    case Lane::kAny: break;
+    case Lane::kMain:
+      return SlotState::kPostedMain;
+    case Lane::kService:
+      return SlotState::kPostedService;
+    case Lane::kAny:
+      break;
   }
   return SlotState::kPostedAny;
 }
@@ -40,8 +43,8 @@ constexpr bool reply_is_due(std::uint32_t state) noexcept {
 
 template <template <typename> class Atom>
 void slot_post(ControlSlot<Atom>& slot) {
-  // release: publishes the request to slot_claim's acquire. seq_cst because the poster looks next whether
-  // the child has died meanwhile, and whoever saw it die looks next for posted slots.
+  // release: publishes the request to slot_claim's acquire. seq_cst because the poster looks next
+  // whether the child has died meanwhile, and whoever saw it die looks next for posted slots.
   slot.state.store(raw(posted_for(slot.lane)), std::memory_order_seq_cst);
 }
 
@@ -55,7 +58,9 @@ bool slot_move(ControlSlot<Atom>& slot, SlotState from, SlotState to) {
 template <template <typename> class Atom>
 bool slot_claim(ControlSlot<Atom>& slot, Lane lane) {
   std::uint32_t expected = raw(posted_for(lane));
-  if (slot.state.compare_exchange_strong(expected, raw(SlotState::kRunning), std::memory_order_seq_cst)) return true;
+  if (slot.state.compare_exchange_strong(expected, raw(SlotState::kRunning),
+                                         std::memory_order_seq_cst))
+    return true;
   if (expected != raw(SlotState::kPostedAny)) return false;
   return slot_move(slot, SlotState::kPostedAny, SlotState::kRunning);
 }
@@ -82,7 +87,8 @@ bool slot_finish(ControlSlot<Atom>& slot) {
   return false;
 }
 
-// For who does not hold the slot and so may not read its lane. The caller wakes who sleeps on the slot.
+// For who does not hold the slot and so may not read its lane. The caller wakes who sleeps on the
+// slot.
 template <template <typename> class Atom>
 bool slot_refuse(ControlSlot<Atom>& slot) {
   return slot_move(slot, SlotState::kPostedMain, SlotState::kPeerGone) ||
@@ -94,10 +100,12 @@ bool slot_refuse(ControlSlot<Atom>& slot) {
 template <template <typename> class Atom>
 bool slot_fail(ControlSlot<Atom>& slot) {
   // Twice for kAbandoned: the caller may leave between the looks.
-  const bool failed = slot_move(slot, SlotState::kAbandoned, SlotState::kLate) || slot_refuse(slot) ||
+  const bool failed = slot_move(slot, SlotState::kAbandoned, SlotState::kLate) ||
+                      slot_refuse(slot) ||
                       slot_move(slot, SlotState::kRunning, SlotState::kPeerGone) ||
                       slot_move(slot, SlotState::kAbandoned, SlotState::kLate);
-  // Also when nothing was due: the child may have died after its reply and before it woke the caller.
+  // Also when nothing was due: the child may have died after its reply and before it woke the
+  // caller.
   if (slot.waiter.load(std::memory_order_seq_cst) != 0) futex_wake(slot.state, 1);
   return failed;
 }
@@ -109,8 +117,9 @@ bool slot_reclaim(ControlSlot<Atom>& slot) {
          slot_move(slot, SlotState::kLate, SlotState::kIdle);
 }
 
-// Sleeps until no reply is due any more, the deadline, or a signal. The waiter flag is set before the state
-// is read, the child writes the state before it reads the flag: one of the two sees the other.
+// Sleeps until no reply is due any more, the deadline, or a signal. The waiter flag is set before
+// the state is read, the child writes the state before it reads the flag: one of the two sees the
+// other.
 template <template <typename> class Atom>
 FutexResult slot_sleep(ControlSlot<Atom>& slot, Deadline deadline) {
   slot.waiter.store(1, std::memory_order_seq_cst);

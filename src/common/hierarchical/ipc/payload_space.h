@@ -12,8 +12,10 @@ struct PayloadSpace {
   std::size_t reply_bytes = 0;
 
   // A block of `nbytes` at `offset` lies wholly inside the reply half.
-  [[nodiscard]] constexpr bool reply_contains(std::size_t offset, std::size_t nbytes) const noexcept {
-    return offset >= reply_base && nbytes <= reply_bytes && offset - reply_base <= reply_bytes - nbytes;
+  [[nodiscard]] constexpr bool reply_contains(std::size_t offset,
+                                              std::size_t nbytes) const noexcept {
+    return offset >= reply_base && nbytes <= reply_bytes &&
+           offset - reply_base <= reply_bytes - nbytes;
   }
 };
 

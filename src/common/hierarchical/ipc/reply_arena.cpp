@@ -11,7 +11,8 @@ bool ReplyArena::has_been_read(const ReplyOwner& owner) const {
   if (owner.slot < 0) return block_.ring.retired.load(std::memory_order_acquire) >= owner.id;
   const ControlSlot<>& slot = block_.slots[owner.slot];
   const std::uint32_t state = slot.state.load(std::memory_order_acquire);
-  return state == raw(SlotState::kIdle) || state == raw(SlotState::kLate) || slot.request_id != owner.id;
+  return state == raw(SlotState::kIdle) || state == raw(SlotState::kLate) ||
+         slot.request_id != owner.id;
 }
 
 void ReplyArena::sweep() {
@@ -22,7 +23,8 @@ void ReplyArena::sweep() {
   });
 }
 
-std::optional<std::size_t> ReplyArena::wait_allocate(std::size_t nbytes, ReplyOwner owner, Deadline deadline) {
+std::optional<std::size_t> ReplyArena::wait_allocate(std::size_t nbytes, ReplyOwner owner,
+                                                     Deadline deadline) {
   for (;;) {
     const std::uint32_t seen = release_seen(block_.replies_released);
     {
@@ -34,7 +36,8 @@ std::optional<std::size_t> ReplyArena::wait_allocate(std::size_t nbytes, ReplyOw
         return space_.reply_base + *offset;
       }
     }
-    if (release_sleep(block_.replies_released, seen, deadline) == FutexResult::kTimedOut) return std::nullopt;
+    if (release_sleep(block_.replies_released, seen, deadline) == FutexResult::kTimedOut)
+      return std::nullopt;
   }
 }
 

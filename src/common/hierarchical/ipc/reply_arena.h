@@ -1,7 +1,7 @@
 // The child's half of its payload space: replies and results that are too large for a slot.
 //
-// Nothing tells the child that the parent has read a reply but the slot itself, so blocks are swept when
-// space is needed: a block is free once its slot has moved on.
+// Nothing tells the child that the parent has read a reply but the slot itself, so blocks are swept
+// when space is needed: a block is free once its slot has moved on.
 //
 // Thread safety: all methods may be called from any thread of the child.
 // Fork: constructed in the child.
@@ -31,9 +31,12 @@ class ReplyArena {
   ReplyArena(const SharedRegion& payload, PayloadSpace space, ChildBlock<>& block);
 
   [[nodiscard]] std::size_t capacity() const noexcept { return space_.reply_bytes; }
-  [[nodiscard]] std::byte* at(std::size_t offset) const noexcept { return payload_.data() + offset; }
+  [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
+    return payload_.data() + offset;
+  }
 
-  // An offset in the payload region, waiting for the parent to read older replies; nullopt at the deadline.
+  // An offset in the payload region, waiting for the parent to read older replies; nullopt at the
+  // deadline.
   std::optional<std::size_t> wait_allocate(std::size_t nbytes, ReplyOwner owner, Deadline deadline);
 
   // True when pages were used since the last trim; trim() gives them back unless a reply is unread.

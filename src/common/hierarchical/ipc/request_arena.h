@@ -27,7 +27,9 @@ class StagedBlock {
   StagedBlock(const StagedBlock&) = delete;
   StagedBlock& operator=(const StagedBlock&) = delete;
 
-  [[nodiscard]] std::size_t offset() const noexcept { return offset_; }  // from the payload region's start
+  [[nodiscard]] std::size_t offset() const noexcept {
+    return offset_;
+  }  // from the payload region's start
 
  private:
   RequestArena& arena_;
@@ -40,14 +42,18 @@ class RequestArena {
  public:
   RequestArena(const SharedRegion& payload, std::size_t base, std::size_t nbytes);
 
-  // A block of `nbytes`, waiting for space until the deadline or close(). REQUIRES: nbytes <= capacity.
-  ArenaWait wait_stage(std::size_t nbytes, Deadline deadline, Interrupt* interrupt, std::shared_ptr<StagedBlock>& out);
+  // A block of `nbytes`, waiting for space until the deadline or close(). REQUIRES: nbytes <=
+  // capacity.
+  ArenaWait wait_stage(std::size_t nbytes, Deadline deadline, Interrupt* interrupt,
+                       std::shared_ptr<StagedBlock>& out);
   // Fails every waiter, now and later.
   void close();
   void reopen() { closed_.store(false, std::memory_order_seq_cst); }
 
   [[nodiscard]] std::size_t capacity() const noexcept { return nbytes_; }
-  [[nodiscard]] std::byte* at(std::size_t offset) const noexcept { return payload_.data() + offset; }
+  [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
+    return payload_.data() + offset;
+  }
 
   // True when pages were used since the last trim; trim() gives them back unless a block is live.
   [[nodiscard]] bool wants_trim() const noexcept { return dirty_.load(std::memory_order_relaxed); }
@@ -61,8 +67,8 @@ class RequestArena {
   const std::size_t base_;
   const std::size_t nbytes_;
   std::mutex mutex_;
-  ArenaAllocator allocator_;       // guarded by mutex_
-  ReleaseEvent<> released_;        // private to the parent
+  ArenaAllocator allocator_;  // guarded by mutex_
+  ReleaseEvent<> released_;   // private to the parent
   std::atomic<bool> dirty_{false};
   std::atomic<bool> closed_{false};
 };

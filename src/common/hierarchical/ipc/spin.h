@@ -1,8 +1,8 @@
 // Spinning that is bounded, adaptive, and counted across the processes of a tree (CP-11).
 //
-// A seat is one bit of TreeHeader::spinners: a child has its own, callers of the parent share the rest, so
-// the parent can clear the seat of a child that died in it. A child keeps its seat while it serves what its
-// spin caught: it occupies a core then, too.
+// A seat is one bit of TreeHeader::spinners: a child has its own, callers of the parent share the
+// rest, so the parent can clear the seat of a child that died in it. A child keeps its seat while
+// it serves what its spin caught: it occupies a core then, too.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,8 @@ std::uint64_t spin_sit(TreeHeader<Atom>& tree, std::uint64_t wanted) {
     const std::uint64_t free = wanted & ~taken;
     if (free == 0 || static_cast<std::uint32_t>(std::popcount(taken)) >= tree.spin_limit) return 0;
     const std::uint64_t seat = free & (~free + 1);
-    if (tree.spinners.compare_exchange_weak(taken, taken | seat, std::memory_order_relaxed)) return seat;
+    if (tree.spinners.compare_exchange_weak(taken, taken | seat, std::memory_order_relaxed))
+      return seat;
   }
 }
 
@@ -47,18 +48,21 @@ void spin_leave(TreeHeader<Atom>& tree, std::uint64_t seat) {
   if (seat != 0) tree.spinners.fetch_and(~seat, std::memory_order_relaxed);
 }
 
-// How long the next wait should spin: the full bound while waits are short, almost nothing while they are
-// long, so that a paced caller does not pay for spins that never catch anything.
+// How long the next wait should spin: the full bound while waits are short, almost nothing while
+// they are long, so that a paced caller does not pay for spins that never catch anything.
 class AdaptiveSpin {
  public:
   explicit AdaptiveSpin(Nanoseconds bound) noexcept : bound_(bound), current_(bound) {}
 
-  [[nodiscard]] Nanoseconds bound() const noexcept { return current_.load(std::memory_order_relaxed); }
+  [[nodiscard]] Nanoseconds bound() const noexcept {
+    return current_.load(std::memory_order_relaxed);
+  }
 
   // REQUIRES: called after each wait with how long it took in all.
   void waited(Nanoseconds ns) noexcept {
     const Nanoseconds now = bound();
-    const Nanoseconds next = ns <= bound_ ? bound_ : std::max(now / 2, std::min<Nanoseconds>(bound_, kFloor));
+    const Nanoseconds next =
+        ns <= bound_ ? bound_ : std::max(now / 2, std::min<Nanoseconds>(bound_, kFloor));
     if (next != now) current_.store(next, std::memory_order_relaxed);
   }
 

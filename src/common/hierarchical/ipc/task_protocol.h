@@ -12,7 +12,8 @@ TaskSlot<Atom>& ring_slot(TaskRing<Atom>& ring, std::uint64_t seq) {
   return ring.slots[(seq - 1) % kTaskSlots];
 }
 
-// The parent, after filling ring_slot(seq). REQUIRES: seq == published + 1 and seq - retired <= kTaskSlots.
+// The parent, after filling ring_slot(seq). REQUIRES: seq == published + 1 and seq - retired <=
+// kTaskSlots.
 template <template <typename> class Atom>
 void ring_publish(TaskRing<Atom>& ring, std::uint64_t seq) {
   ring.published.store(seq, std::memory_order_seq_cst);  // release: pairs with ring_available
@@ -47,10 +48,10 @@ FutexResult ring_sleep(TaskRing<Atom>& ring, std::uint32_t seen, Deadline deadli
   return result;
 }
 
-// The child: must `slot` be skipped because the task it follows did not succeed? Only the child writes a status,
-// so within kTaskSlots of each other the entry still holds that of slot.after, even when the parent is filling it
-// again: its `seq` must not be read. A task further back was retired before `slot` was filled, and then the
-// parent has set kTaskSkip itself.
+// The child: must `slot` be skipped because the task it follows did not succeed? Only the child
+// writes a status, so within kTaskSlots of each other the entry still holds that of slot.after,
+// even when the parent is filling it again: its `seq` must not be read. A task further back was
+// retired before `slot` was filled, and then the parent has set kTaskSkip itself.
 template <template <typename> class Atom>
 bool ring_must_skip(TaskRing<Atom>& ring, const TaskSlot<Atom>& slot) {
   if ((slot.flags & kTaskSkip) != 0) return true;

@@ -8,30 +8,44 @@
 
 namespace simpler {
 
-TaskRingParentEnd::TaskRingParentEnd(TreeHeader<>& tree, ChildBlock<>& block, const SharedRegion& payload,
-                                     PayloadSpace space, RequestArena& arena, Nanoseconds spin_bound)
-    : tree_(tree), block_(block), payload_(payload), space_(space), arena_(arena), spin_(spin_bound) {}
+TaskRingParentEnd::TaskRingParentEnd(TreeHeader<>& tree, ChildBlock<>& block,
+                                     const SharedRegion& payload, PayloadSpace space,
+                                     RequestArena& arena, Nanoseconds spin_bound)
+    : tree_(tree),
+      block_(block),
+      payload_(payload),
+      space_(space),
+      arena_(arena),
+      spin_(spin_bound) {}
 
-bool TaskRingParentEnd::has_room() const { return published_.load(std::memory_order_relaxed) - retired_ < kTaskSlots; }
+bool TaskRingParentEnd::has_room() const {
+  return published_.load(std::memory_order_relaxed) - retired_ < kTaskSlots;
+}
 
 bool TaskRingParentEnd::has_failed(std::uint64_t after) const {
   const auto found = finished_.find(after);
   return found != finished_.end() && found->second.status != TaskStatus::kDone;
 }
 
-TaskWait TaskRingParentEnd::publish(std::uint32_t callable_id, std::span<const std::byte> args, std::uint64_t after,
-                                    Deadline deadline, Interrupt* interrupt, std::uint64_t& seq) {
+TaskWait TaskRingParentEnd::publish(std::uint32_t callable_id, std::span<const std::byte> args,
+                                    std::uint64_t after, Deadline deadline, Interrupt* interrupt,
+                                    std::uint64_t& seq) {
   std::shared_ptr<StagedBlock> staged;
   if (args.size() > kTaskInlineBytes) {
     if (args.size() > arena_.capacity()) {
-      throw Error(ErrorCode::kInvalidArgument, "the task's arguments take " + std::to_string(args.size()) +
-                                                   " bytes; the limit is " + std::to_string(arena_.capacity()));
+      throw Error(ErrorCode::kInvalidArgument,
+                  "the task's arguments take " + std::to_string(args.size()) +
+                      " bytes; the limit is " + std::to_string(arena_.capacity()));
     }
     switch (arena_.wait_stage(args.size(), deadline, interrupt, staged)) {
-      case ArenaWait::kOk: break;
-      case ArenaWait::kTimedOut: return TaskWait::kTimedOut;
-      case ArenaWait::kInterrupted: return TaskWait::kInterrupted;
-      case ArenaWait::kClosed: return TaskWait::kPeerGone;
+      case ArenaWait::kOk:
+        break;
+      case ArenaWait::kTimedOut:
+        return TaskWait::kTimedOut;
+      case ArenaWait::kInterrupted:
+        return TaskWait::kInterrupted;
+      case ArenaWait::kClosed:
+        return TaskWait::kPeerGone;
     }
     std::memcpy(arena_.at(staged->offset()), args.data(), args.size());
   }
@@ -83,8 +97,8 @@ TaskOutcome TaskRingParentEnd::read_outcome(const TaskSlot<>& slot) const {
 
 void TaskRingParentEnd::collect() {
   // What the child claims beyond the published entries is not believed.
-  const std::uint64_t completed =
-      std::min(block_.ring.completed.load(std::memory_order_acquire), published_.load(std::memory_order_relaxed));
+  const std::uint64_t completed = std::min(block_.ring.completed.load(std::memory_order_acquire),
+                                           published_.load(std::memory_order_relaxed));
   if (retired_ >= completed) return;
   bool large = false;
   while (retired_ < completed) {
@@ -96,7 +110,8 @@ void TaskRingParentEnd::collect() {
   }
   block_.ring.retired.store(retired_, std::memory_order_release);
   if (large) release_notify(block_.replies_released);
-  if (block_.ring.waiters.load(std::memory_order_seq_cst) != 0) ring_notify(block_.ring);  // room for publishers
+  if (block_.ring.waiters.load(std::memory_order_seq_cst) != 0)
+    ring_notify(block_.ring);  // room for publishers
 }
 
 bool TaskRingParentEnd::spin(std::uint64_t seq, Nanoseconds bound) {
@@ -110,7 +125,8 @@ bool TaskRingParentEnd::spin(std::uint64_t seq, Nanoseconds bound) {
   return done;
 }
 
-TaskWait TaskRingParentEnd::wait(std::uint64_t seq, Deadline deadline, Interrupt* interrupt, TaskOutcome& out) {
+TaskWait TaskRingParentEnd::wait(std::uint64_t seq, Deadline deadline, Interrupt* interrupt,
+                                 TaskOutcome& out) {
   if (seq == 0 || seq > published()) throw Error(ErrorCode::kInvalidArgument, "no such task");
   const Nanoseconds start = monotonic_now();
   bool slept_once = !deadline.passed() && spin(seq, spin_.bound());

@@ -37,15 +37,16 @@ struct RunningTask {
 
 class TaskRingParentEnd {
  public:
-  TaskRingParentEnd(TreeHeader<>& tree, ChildBlock<>& block, const SharedRegion& payload, PayloadSpace space,
-                    RequestArena& arena, Nanoseconds spin_bound);
+  TaskRingParentEnd(TreeHeader<>& tree, ChildBlock<>& block, const SharedRegion& payload,
+                    PayloadSpace space, RequestArena& arena, Nanoseconds spin_bound);
 
   // Publishes one task, waiting for room. With kOk `seq` is its number, from 1 and never reused.
   // Throws Error{kInvalidArgument} when the arguments exceed the arena.
-  TaskWait publish(std::uint32_t callable_id, std::span<const std::byte> args, std::uint64_t after, Deadline deadline,
-                   Interrupt* interrupt, std::uint64_t& seq);
-  // Waits until `seq` has ended and takes its outcome. Throws Error{kInvalidArgument} for a task that was
-  // never published or whose outcome has been taken, Error{kProtocol} for a result out of bounds.
+  TaskWait publish(std::uint32_t callable_id, std::span<const std::byte> args, std::uint64_t after,
+                   Deadline deadline, Interrupt* interrupt, std::uint64_t& seq);
+  // Waits until `seq` has ended and takes its outcome. Throws Error{kInvalidArgument} for a task
+  // that was never published or whose outcome has been taken, Error{kProtocol} for a result out of
+  // bounds.
   TaskWait wait(std::uint64_t seq, Deadline deadline, Interrupt* interrupt, TaskOutcome& out);
   // As wait, spinning at most `bound`; false when it has not ended by then.
   bool spin(std::uint64_t seq, Nanoseconds bound);
@@ -62,16 +63,19 @@ class TaskRingParentEnd {
     return published() - block_.ring.completed.load(std::memory_order_acquire) < kTaskSlots;
   }
   [[nodiscard]] std::optional<RunningTask> running() const;
-  [[nodiscard]] std::uint64_t published() const noexcept { return published_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::uint64_t published() const noexcept {
+    return published_.load(std::memory_order_relaxed);
+  }
 
  private:
   [[nodiscard]] bool ended(std::uint64_t seq) const noexcept {
-    return block_.ring.completed.load(std::memory_order_acquire) >= seq || gone_.load(std::memory_order_acquire);
+    return block_.ring.completed.load(std::memory_order_acquire) >= seq ||
+           gone_.load(std::memory_order_acquire);
   }
-  [[nodiscard]] bool has_room() const;                        // REQUIRES: mutex_ held
-  void collect();                                             // REQUIRES: mutex_ held
-  TaskOutcome read_outcome(const TaskSlot<>& slot) const;     // bounds-checked
-  [[nodiscard]] bool has_failed(std::uint64_t after) const;   // REQUIRES: mutex_ held
+  [[nodiscard]] bool has_room() const;                       // REQUIRES: mutex_ held
+  void collect();                                            // REQUIRES: mutex_ held
+  TaskOutcome read_outcome(const TaskSlot<>& slot) const;    // bounds-checked
+  [[nodiscard]] bool has_failed(std::uint64_t after) const;  // REQUIRES: mutex_ held
 
   TreeHeader<>& tree_;
   ChildBlock<>& block_;
@@ -86,9 +90,10 @@ class TaskRingParentEnd {
     std::uint32_t callable_id = 0;
     std::shared_ptr<StagedBlock> staged;
   };
-  std::array<Outstanding, kTaskSlots> outstanding_;           // guarded by mutex_
-  std::unordered_map<std::uint64_t, TaskOutcome> finished_;   // ended, not yet taken; guarded by mutex_
-  std::uint64_t lost_before_ = 0;                             // tasks up to here died with their child
+  std::array<Outstanding, kTaskSlots> outstanding_;  // guarded by mutex_
+  std::unordered_map<std::uint64_t, TaskOutcome>
+      finished_;                   // ended, not yet taken; guarded by mutex_
+  std::uint64_t lost_before_ = 0;  // tasks up to here died with their child
   std::atomic<bool> gone_{false};
 };
 

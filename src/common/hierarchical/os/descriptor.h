@@ -29,7 +29,8 @@ class Descriptor {
 // Two ends of a connected Unix stream socket, close-on-exec. Throws Error{kSystem}.
 std::pair<Descriptor, Descriptor> make_socket_pair();
 
-// Writes a length prefix and the bytes as one frame, whole, however long it takes; false when the reader is gone.
+// Writes a length prefix and the bytes as one frame, whole, however long it takes; false when the
+// reader is gone.
 bool send_frame(int socket, std::span<const std::byte> bytes) noexcept;
 
 // A non-blocking, close-on-exec eventfd. Throws Error{kSystem}.

@@ -5,7 +5,8 @@
 
 namespace simpler {
 
-// A number that is one larger in every forked copy of this process than in the process itself. No system call.
+// A number that is one larger in every forked copy of this process than in the process itself. No
+// system call.
 std::uint32_t fork_epoch() noexcept;
 
 }  // namespace simpler

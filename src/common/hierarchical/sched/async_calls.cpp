@@ -10,7 +10,9 @@ namespace simpler {
 
 namespace {
 
-std::string op_text(const ControlRequest& request) { return std::string(control_op_name(static_cast<std::uint16_t>(request.op))); }
+std::string op_text(const ControlRequest& request) {
+  return std::string(control_op_name(static_cast<std::uint16_t>(request.op)));
+}
 
 }  // namespace
 
@@ -32,8 +34,8 @@ std::unique_ptr<AsyncCalls::Call> AsyncCalls::make_call(int worker, const Contro
 void AsyncCalls::check_room(int worker) {
   if (queues_[static_cast<std::size_t>(worker)].size() < kMaxQueued) return;
   throw CallError(CallError::Kind::kBackPressure, worker,
-                  std::to_string(kMaxQueued) + " calls already wait for worker " + std::to_string(worker) +
-                      ": wait for some of them before submitting more");
+                  std::to_string(kMaxQueued) + " calls already wait for worker " +
+                      std::to_string(worker) + ": wait for some of them before submitting more");
 }
 
 void AsyncCalls::enqueue(std::unique_ptr<Call> call) {
@@ -65,16 +67,17 @@ std::uint64_t AsyncCalls::submit(int worker, const ControlRequest& request) {
   return token;
 }
 
-std::vector<std::uint64_t> AsyncCalls::submit_broadcast(const ControlRequest& request,
-                                                        std::span<const std::span<const std::byte>> metas,
-                                                        std::shared_ptr<ReplySink> sink) {
+std::vector<std::uint64_t> AsyncCalls::submit_broadcast(
+    const ControlRequest& request, std::span<const std::span<const std::byte>> metas,
+    std::shared_ptr<ReplySink> sink) {
   std::vector<std::uint64_t> tokens;
   {
     const std::lock_guard order(order_mutex_);
     const std::lock_guard lock(mutex_);
     for (int worker = 0; worker < manager_.chips(); ++worker) check_room(worker);
     for (int worker = 0; worker < manager_.chips(); ++worker) {
-      const auto meta = metas.empty() ? std::span<const std::byte>() : metas[static_cast<std::size_t>(worker)];
+      const auto meta =
+          metas.empty() ? std::span<const std::byte>() : metas[static_cast<std::size_t>(worker)];
       auto call = make_call(worker, request, meta);
       call->broadcast = true;
       call->sink = sink;
@@ -103,7 +106,8 @@ bool AsyncCalls::cancel(std::uint64_t token) {
     return true;
   }
   for (auto& queue : queues_) {
-    const auto at = std::ranges::find_if(queue, [token](const auto& call) { return call->token == token; });
+    const auto at =
+        std::ranges::find_if(queue, [token](const auto& call) { return call->token == token; });
     if (at == queue.end()) continue;
     left_queue(**at);
     queue.erase(at);
@@ -118,7 +122,8 @@ bool AsyncCalls::try_post(Call& call) {
   std::shared_ptr<StagedBlock> staged;
   RequestArena& arena = manager_.child(call.worker).arena;
   if (call.bytes.size() > kSlotInlineBytes) {
-    if (arena.wait_stage(call.bytes.size(), Deadline::at(0), nullptr, staged) != ArenaWait::kOk) return false;
+    if (arena.wait_stage(call.bytes.size(), Deadline::at(0), nullptr, staged) != ArenaWait::kOk)
+      return false;
     std::memcpy(arena.at(staged->offset()), call.bytes.data(), call.bytes.size());
     manager_.poke_trim();
   }
@@ -148,14 +153,16 @@ bool AsyncCalls::end_one(Call& call, AsyncEvent& event) {
     if (!call.request.deadline.passed()) return false;
     how = child.control.leave(call.slot, false);
   } else {
-    how = child.control.wait_reply(call.slot, Deadline::never(), nullptr);  // does not wait: nothing is due
+    how = child.control.wait_reply(call.slot, Deadline::never(),
+                                   nullptr);  // does not wait: nothing is due
   }
   event = {AsyncEvent::Kind::kReply, call.worker, call.token, {}, {}, nullptr};
   if (how != CallWait::kOk) {
     const bool started = how == CallWait::kTimedOutStarted;
     event.error = how == CallWait::kPeerGone
                       ? std::make_unique<CallError>(manager_.gone_error(call.worker))
-                      : std::make_unique<CallError>(CallError::Kind::kTimedOut, call.worker, op_text(call.request), started);
+                      : std::make_unique<CallError>(CallError::Kind::kTimedOut, call.worker,
+                                                    op_text(call.request), started);
     return true;
   }
   try {
@@ -171,14 +178,17 @@ void AsyncCalls::deliver(const Call& call, AsyncEvent event, std::vector<AsyncEv
     out.push_back(std::move(event));
     return;
   }
-  const bool over = !event.error || !event.error->started;  // else an event follows when the handler ends
+  const bool over =
+      !event.error || !event.error->started;  // else an event follows when the handler ends
   const std::lock_guard lock(call.sink->mutex);
   if (!call.sink->left) {
     call.sink->replies.push_back(std::move(event));
     call.sink->changed.notify_all();
     return;
   }
-  manager_.child(call.worker).control.counters().late_replies.fetch_add(1, std::memory_order_relaxed);
+  manager_.child(call.worker)
+      .control.counters()
+      .late_replies.fetch_add(1, std::memory_order_relaxed);
   if (over && call.request.hold != 0) {
     out.push_back({AsyncEvent::Kind::kEnded, call.worker, call.request.hold, {}, {}, nullptr});
   }
@@ -203,7 +213,8 @@ void AsyncCalls::expire_queue(int worker, std::vector<AsyncEvent>& out) {
     if (!gone && !call->request.deadline.passed()) return false;
     AsyncEvent event{AsyncEvent::Kind::kReply, worker, call->token, {}, {}, nullptr};
     event.error = gone ? std::make_unique<CallError>(manager_.gone_error(worker))
-                       : std::make_unique<CallError>(CallError::Kind::kTimedOut, worker, op_text(call->request), false);
+                       : std::make_unique<CallError>(CallError::Kind::kTimedOut, worker,
+                                                     op_text(call->request), false);
     deliver(*call, std::move(event), out);
     left_queue(*call);
     return true;

@@ -1,7 +1,8 @@
 // Calls that nobody waits in: queued per child, posted as slots come free, ended as events.
 //
-// One thread takes events (the binding's dispatcher); it is also the one that posts what is queued, so that
-// no call needs a thread of its own. The same queue of events carries log frames and deaths.
+// One thread takes events (the binding's dispatcher); it is also the one that posts what is queued,
+// so that no call needs a thread of its own. The same queue of events carries log frames and
+// deaths.
 //
 // Thread safety: all methods may be called from any thread; wait_events by one at a time.
 #pragma once
@@ -26,10 +27,10 @@ struct AsyncEvent {
   enum class Kind : std::uint8_t { kReply, kLog, kDied, kEnded };
   Kind kind = Kind::kReply;
   int worker = -1;
-  std::uint64_t number = 0;           // kReply: the token; kEnded: the hold
-  std::vector<std::byte> bytes;       // the reply, or the log frame
-  std::string text;                   // kDied
-  std::unique_ptr<CallError> error;   // kReply: why there is none
+  std::uint64_t number = 0;          // kReply: the token; kEnded: the hold
+  std::vector<std::byte> bytes;      // the reply, or the log frame
+  std::string text;                  // kDied
+  std::unique_ptr<CallError> error;  // kReply: why there is none
 };
 
 // Where the replies of one fail-fast broadcast go, instead of the events.
@@ -44,11 +45,13 @@ class AsyncCalls {
  public:
   static constexpr std::size_t kMaxQueued = 1024;  // per child
 
-  explicit AsyncCalls(WorkerManager& manager) : manager_(manager), queues_(static_cast<std::size_t>(manager.size())) {}
+  explicit AsyncCalls(WorkerManager& manager)
+      : manager_(manager), queues_(static_cast<std::size_t>(manager.size())) {}
 
   // Copies the request and returns its token at once. Throws CallError{kBackPressure}.
   std::uint64_t submit(int worker, const ControlRequest& request);
-  // To every chip, in the same place of the order of broadcasts for each. With a sink the replies go there.
+  // To every chip, in the same place of the order of broadcasts for each. With a sink the replies
+  // go there.
   std::vector<std::uint64_t> submit_broadcast(const ControlRequest& request,
                                               std::span<const std::span<const std::byte>> metas,
                                               std::shared_ptr<ReplySink> sink = nullptr);
@@ -63,8 +66,8 @@ class AsyncCalls {
 
   [[nodiscard]] std::size_t queued(int worker);
 
-  // Held while the requests of one broadcast are posted, so that every child sees two broadcasts in the same
-  // order (CP-7). A broadcast that posts directly must find no queued one in front of it.
+  // Held while the requests of one broadcast are posted, so that every child sees two broadcasts in
+  // the same order (CP-7). A broadcast that posts directly must find no queued one in front of it.
   std::mutex& order_mutex() noexcept { return order_mutex_; }
   ReleaseEvent<>& broadcasts_posted() noexcept { return broadcasts_posted_; }
   [[nodiscard]] bool broadcast_queued() const noexcept { return queued_broadcasts_.load() != 0; }
@@ -73,34 +76,35 @@ class AsyncCalls {
   struct Call {
     std::uint64_t token = 0;
     int worker = -1;
-    ControlRequest request;              // its spans point into `bytes`
+    ControlRequest request;  // its spans point into `bytes`
     std::vector<std::byte> bytes;
     int slot = -1;
     bool broadcast = false;
     std::shared_ptr<ReplySink> sink;
   };
 
-  std::unique_ptr<Call> make_call(int worker, const ControlRequest& request, std::span<const std::byte> meta);
-  void enqueue(std::unique_ptr<Call> call);                  // REQUIRES: mutex_ held
-  void check_room(int worker);                               // REQUIRES: mutex_ held
-  bool try_post(Call& call);                                 // REQUIRES: mutex_ held
-  void post_queued();                                        // REQUIRES: mutex_ held
-  void end_posted(std::vector<AsyncEvent>& out);             // REQUIRES: mutex_ held
+  std::unique_ptr<Call> make_call(int worker, const ControlRequest& request,
+                                  std::span<const std::byte> meta);
+  void enqueue(std::unique_ptr<Call> call);       // REQUIRES: mutex_ held
+  void check_room(int worker);                    // REQUIRES: mutex_ held
+  bool try_post(Call& call);                      // REQUIRES: mutex_ held
+  void post_queued();                             // REQUIRES: mutex_ held
+  void end_posted(std::vector<AsyncEvent>& out);  // REQUIRES: mutex_ held
   bool end_one(Call& call, AsyncEvent& event);
   void deliver(const Call& call, AsyncEvent event, std::vector<AsyncEvent>& out);
   void expire_queue(int worker, std::vector<AsyncEvent>& out);  // REQUIRES: mutex_ held
   void reclaim(std::vector<AsyncEvent>& out);
-  Deadline next_deadline();                                  // REQUIRES: mutex_ held
-  void left_queue(const Call& call);                         // REQUIRES: mutex_ held
+  Deadline next_deadline();           // REQUIRES: mutex_ held
+  void left_queue(const Call& call);  // REQUIRES: mutex_ held
 
   WorkerManager& manager_;
   std::mutex mutex_;
-  std::vector<std::deque<std::unique_ptr<Call>>> queues_;         // guarded by mutex_
-  std::map<std::uint64_t, std::unique_ptr<Call>> posted_;         // guarded by mutex_
-  std::vector<AsyncEvent> events_;                                // guarded by mutex_
-  std::uint64_t next_token_ = 1;                                  // guarded by mutex_
-  Deadline sleeping_until_ = Deadline::at(0);                     // guarded by mutex_; of wait_events
-  bool finished_ = false;                                         // guarded by mutex_
+  std::vector<std::deque<std::unique_ptr<Call>>> queues_;  // guarded by mutex_
+  std::map<std::uint64_t, std::unique_ptr<Call>> posted_;  // guarded by mutex_
+  std::vector<AsyncEvent> events_;                         // guarded by mutex_
+  std::uint64_t next_token_ = 1;                           // guarded by mutex_
+  Deadline sleeping_until_ = Deadline::at(0);              // guarded by mutex_; of wait_events
+  bool finished_ = false;                                  // guarded by mutex_
   std::mutex order_mutex_;
   std::atomic<int> queued_broadcasts_{0};  // entries of queues_ that belong to broadcasts
   ReleaseEvent<> broadcasts_posted_;

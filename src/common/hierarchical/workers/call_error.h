@@ -26,7 +26,10 @@ class CallError : public std::exception {
   CallError(Kind error_kind, int worker_index, std::string text, bool has_started = false)
       : kind(error_kind), worker(worker_index), message(std::move(text)), started(has_started) {}
   CallError(int worker_index, RemoteFailure remote)
-      : kind(Kind::kRemote), worker(worker_index), message(remote.message), failure(std::move(remote)) {}
+      : kind(Kind::kRemote),
+        worker(worker_index),
+        message(remote.message),
+        failure(std::move(remote)) {}
 
   [[nodiscard]] const char* what() const noexcept override { return message.c_str(); }
 

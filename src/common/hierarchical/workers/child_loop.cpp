@@ -19,13 +19,15 @@ constexpr Nanoseconds kTrimAfter = 1'000'000'000;
 
 constexpr std::uint32_t bit(int slot) noexcept { return 1U << static_cast<unsigned>(slot); }
 
-// A bell's bit may be older than what is in the slot now: only the state says for whom it is posted.
+// A bell's bit may be older than what is in the slot now: only the state says for whom it is
+// posted.
 bool waits_for(const ControlSlot<>& slot, Lane lane) noexcept {
   const std::uint32_t state = slot.state.load(std::memory_order_acquire);
   return state == raw(posted_for(lane)) || state == raw(SlotState::kPostedAny);
 }
 
-// The oldest request for `lane` among the slots in `pending`, or -1. Clears the bits that are stale.
+// The oldest request for `lane` among the slots in `pending`, or -1. Clears the bits that are
+// stale.
 int oldest(const ChildBlock<>& block, Lane lane, std::uint32_t& pending) noexcept {
   int found = -1;
   std::uint64_t found_id = std::numeric_limits<std::uint64_t>::max();
@@ -69,8 +71,9 @@ void ReplyWriter::write(ReplyStatus status, std::span<const std::byte> bytes) {
   if (to != nullptr && !bytes.empty()) std::memmove(to, bytes.data(), bytes.size());
 }
 
-ChildLoop::ChildLoop(TreeHeader<>& tree, ChildBlock<>& block, const SharedRegion& payload, PayloadSpace space,
-                     std::uint64_t seat, Nanoseconds spin_bound, ChildHandler& handler)
+ChildLoop::ChildLoop(TreeHeader<>& tree, ChildBlock<>& block, const SharedRegion& payload,
+                     PayloadSpace space, std::uint64_t seat, Nanoseconds spin_bound,
+                     ChildHandler& handler)
     : tree_(tree),
       block_(block),
       payload_(payload),
@@ -104,7 +107,8 @@ void ChildLoop::run() {
 void ChildLoop::fail_start(std::span<const std::byte> failure) {
   ControlSlot<>& slot = block_.slots[kLifecycleSlot];
   if (!slot_claim(slot, Lane::kMain)) return;
-  ReplyWriter reply(arena_, {kLifecycleSlot, slot.request_id}, slot.bytes, Deadline::at(slot.deadline_ns));
+  ReplyWriter reply(arena_, {kLifecycleSlot, slot.request_id}, slot.bytes,
+                    Deadline::at(slot.deadline_ns));
   reply.write(ReplyStatus::kFailure, failure);
   publish(slot, reply);
 }
@@ -124,11 +128,14 @@ void ChildLoop::wait_for_work() {
   const Nanoseconds start = monotonic_now();
   const Nanoseconds bound = spin_.bound();
   if (bound > 0 && seat_ == 0) seat_ = spin_sit(tree_, seat_wanted_);
-  const auto rung = [this] { return block_.main_bell.pending.load(std::memory_order_relaxed) != 0; };
+  const auto rung = [this] {
+    return block_.main_bell.pending.load(std::memory_order_relaxed) != 0;
+  };
   if (seat_ == 0 || !spin_until(rung, bound)) {
     spin_leave(tree_, seat_);
     seat_ = 0;
-    const Deadline trim = arena_.wants_trim() ? Deadline::at(start + kTrimAfter) : Deadline::never();
+    const Deadline trim =
+        arena_.wants_trim() ? Deadline::at(start + kTrimAfter) : Deadline::never();
     if (bell_sleep(block_.main_bell, trim) == FutexResult::kTimedOut) arena_.trim();
   }
   spin_.waited(monotonic_now() - start);
@@ -137,14 +144,16 @@ void ChildLoop::wait_for_work() {
 void ChildLoop::serve_any() {
   for (std::uint32_t left = pending_; left != 0; left &= left - 1) {
     const int slot = std::countr_zero(left);
-    if (block_.slots[slot].state.load(std::memory_order_acquire) != raw(SlotState::kPostedAny)) continue;
+    if (block_.slots[slot].state.load(std::memory_order_acquire) != raw(SlotState::kPostedAny))
+      continue;
     pending_ &= ~bit(slot);
     serve_control(slot, Lane::kAny);
   }
 }
 
 void ChildLoop::set_busy() {
-  // From here on a poster of a kAny request rings the service bell too; what came before is answered now.
+  // From here on a poster of a kAny request rings the service bell too; what came before is
+  // answered now.
   block_.main_busy.store(1, std::memory_order_seq_cst);
   pending_ |= bell_take(block_.main_bell) & ~kRingBit;
   serve_any();
@@ -162,15 +171,20 @@ bool ChildLoop::serve_control(int index, Lane lane) {
   ControlSlot<>& slot = block_.slots[index];
   if (!slot_claim(slot, lane)) return false;
   slot.started_ns.store(monotonic_now(), std::memory_order_relaxed);
-  const std::byte* request = slot.request_offset == kInline ? slot.bytes : payload_.data() + slot.request_offset;
+  const std::byte* request =
+      slot.request_offset == kInline ? slot.bytes : payload_.data() + slot.request_offset;
   const std::span<const std::byte> whole(request, slot.request_bytes);
   const std::size_t meta_bytes = std::min<std::size_t>(slot.meta_bytes, whole.size());
   ReplyWriter reply(arena_, {index, slot.request_id}, slot.bytes, Deadline::at(slot.deadline_ns));
   switch (static_cast<ControlOp>(slot.op)) {
-    case ControlOp::PING: break;
-    case ControlOp::ECHO: reply.write(ReplyStatus::kOk, whole.subspan(meta_bytes)); break;
+    case ControlOp::PING:
+      break;
+    case ControlOp::ECHO:
+      reply.write(ReplyStatus::kOk, whole.subspan(meta_bytes));
+      break;
     default:
-      handler_.control({static_cast<ControlOp>(slot.op), slot.arg, whole.first(meta_bytes), whole.subspan(meta_bytes)},
+      handler_.control({static_cast<ControlOp>(slot.op), slot.arg, whole.first(meta_bytes),
+                        whole.subspan(meta_bytes)},
                        reply);
   }
   publish(slot, reply);
@@ -186,7 +200,8 @@ void ChildLoop::run_task(std::uint64_t seq) {
   TaskStatus status = TaskStatus::kSkipped;
   ReplyWriter reply(arena_, {-1, seq}, slot.bytes, Deadline::never());
   if (!ring_must_skip(block_.ring, slot)) {
-    const std::byte* args = slot.args_offset == kInline ? slot.bytes : payload_.data() + slot.args_offset;
+    const std::byte* args =
+        slot.args_offset == kInline ? slot.bytes : payload_.data() + slot.args_offset;
     handler_.task(slot.callable_id, {args, slot.args_bytes}, reply);
     status = reply.status() == ReplyStatus::kOk ? TaskStatus::kDone : TaskStatus::kFailed;
   }
@@ -224,7 +239,8 @@ void ChildLoop::serve_concurrent() {
       const std::lock_guard lock(service_mutex_);
       while ((slot = next_concurrent()) < 0) bell_sleep(block_.service_bell, Deadline::never());
       // The next leader takes what is left; make sure that there is one.
-      if (service_idle_.fetch_sub(1) == 1 && service_threads_.load() < kServiceThreads) start_service_thread();
+      if (service_idle_.fetch_sub(1) == 1 && service_threads_.load() < kServiceThreads)
+        start_service_thread();
     }
     serve_control(slot, Lane::kService);
     service_idle_.fetch_add(1);

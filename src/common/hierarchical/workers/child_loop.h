@@ -1,8 +1,9 @@
-// What a child does all its life: wait without the GIL, answer control requests, run tasks in order.
+// What a child does all its life: wait without the GIL, answer control requests, run tasks in
+// order.
 //
-// The main thread runs tasks and exclusive handlers one at a time (CP-10); up to kServiceThreads service
-// threads run concurrent handlers and answer PING and ECHO while the main thread is busy. A waiting handler
-// runs when the running task ends, before the next; then a task gets its turn.
+// The main thread runs tasks and exclusive handlers one at a time (CP-10); up to kServiceThreads
+// service threads run concurrent handlers and answer PING and ECHO while the main thread is busy. A
+// waiting handler runs when the running task ends, before the next; then a task gets its turn.
 //
 // Thread safety: run() on the child's main thread, once.
 // Fork: constructed in the child. Service threads start there, on demand.
@@ -22,11 +23,13 @@ namespace simpler {
 // Where a handler puts its answer: one call of reserve or write, any status.
 class ReplyWriter {
  public:
-  ReplyWriter(ReplyArena& arena, ReplyOwner owner, std::span<std::byte> inline_space, Deadline deadline)
+  ReplyWriter(ReplyArena& arena, ReplyOwner owner, std::span<std::byte> inline_space,
+              Deadline deadline)
       : arena_(arena), owner_(owner), inline_(inline_space), deadline_(deadline) {}
 
-  // Space for `nbytes` of the reply, inline or in the arena; nullptr when there is none by the deadline or
-  // ever, and then the reply says so by itself. May wait: hold no lock. Overwrites the request.
+  // Space for `nbytes` of the reply, inline or in the arena; nullptr when there is none by the
+  // deadline or ever, and then the reply says so by itself. May wait: hold no lock. Overwrites the
+  // request.
   std::byte* reserve(ReplyStatus status, std::size_t nbytes);
   void write(ReplyStatus status, std::span<const std::byte> bytes);
 
@@ -47,7 +50,7 @@ class ReplyWriter {
 struct ChildRequest {
   ControlOp op;
   std::uint32_t arg;
-  std::span<const std::byte> meta;     // both valid until the reply is reserved
+  std::span<const std::byte> meta;  // both valid until the reply is reserved
   std::span<const std::byte> payload;
 };
 
@@ -58,7 +61,8 @@ class ChildHandler {
   // Any op but PING and ECHO. For Lane::kService on a service thread, else on the main thread.
   virtual void control(const ChildRequest& request, ReplyWriter& reply) noexcept = 0;
   // On the main thread. ReplyStatus::kFailure fails the task.
-  virtual void task(std::uint32_t callable_id, std::span<const std::byte> args, ReplyWriter& reply) noexcept = 0;
+  virtual void task(std::uint32_t callable_id, std::span<const std::byte> args,
+                    ReplyWriter& reply) noexcept = 0;
   // After a reply was published: a chance to let go of what the answer needed (the GIL).
   virtual void replied() noexcept = 0;
 };
@@ -68,8 +72,8 @@ class ChildLoop {
   static constexpr int kServiceThreads = 4;
 
   // `seat` is this child's bit of TreeHeader::spinners, or 0.
-  ChildLoop(TreeHeader<>& tree, ChildBlock<>& block, const SharedRegion& payload, PayloadSpace space,
-            std::uint64_t seat, Nanoseconds spin_bound, ChildHandler& handler);
+  ChildLoop(TreeHeader<>& tree, ChildBlock<>& block, const SharedRegion& payload,
+            PayloadSpace space, std::uint64_t seat, Nanoseconds spin_bound, ChildHandler& handler);
 
   // Returns once STOP has been answered.
   void run();
@@ -97,14 +101,14 @@ class ChildLoop {
   ReplyArena arena_;
   AdaptiveSpin spin_;
   const std::uint64_t seat_wanted_;
-  std::uint64_t seat_ = 0;           // held now; main thread
-  std::uint32_t pending_ = 0;        // taken from the main bell, not yet served; main thread
-  std::uint64_t completed_ = 0;      // main thread
-  bool task_was_last_ = true;        // main thread
-  bool stopped_ = false;             // main thread
+  std::uint64_t seat_ = 0;       // held now; main thread
+  std::uint32_t pending_ = 0;    // taken from the main bell, not yet served; main thread
+  std::uint64_t completed_ = 0;  // main thread
+  bool task_was_last_ = true;    // main thread
+  bool stopped_ = false;         // main thread
 
-  std::mutex service_mutex_;         // held by the one service thread that waits for work
-  std::uint32_t service_pending_ = 0;          // guarded by service_mutex_
+  std::mutex service_mutex_;           // held by the one service thread that waits for work
+  std::uint32_t service_pending_ = 0;  // guarded by service_mutex_
   std::atomic<int> service_threads_{0};
   std::atomic<int> service_idle_{0};
 };

@@ -12,24 +12,31 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 
-constexpr std::size_t round_up(std::size_t nbytes) noexcept { return (nbytes + kPage - 1) / kPage * kPage; }
+constexpr std::size_t round_up(std::size_t nbytes) noexcept {
+  return (nbytes + kPage - 1) / kPage * kPage;
+}
 
 }  // namespace
 
-TreeMemory::TreeMemory(int children, std::size_t max_payload, std::size_t heap_bytes, const std::string& name)
+TreeMemory::TreeMemory(int children, std::size_t max_payload, std::size_t heap_bytes,
+                       const std::string& name)
     : half_bytes_(round_up(max_payload) + 2 * kMaxFailureBytes),
-      control_(sizeof(TreeHeader<>) + static_cast<std::size_t>(children) * sizeof(ChildBlock<>), name + "-control",
-               SharedRegion::Pages::kCommitted),
-      payload_(std::max(1UL, static_cast<std::size_t>(children)) * 2 * half_bytes_, name + "-payload", SharedRegion::Pages::kSparse),
-      heap_(std::make_shared<SharedRegion>(heap_bytes, name + "-heap", SharedRegion::Pages::kSparse)),
+      control_(sizeof(TreeHeader<>) + static_cast<std::size_t>(children) * sizeof(ChildBlock<>),
+               name + "-control", SharedRegion::Pages::kCommitted),
+      payload_(std::max(1UL, static_cast<std::size_t>(children)) * 2 * half_bytes_,
+               name + "-payload", SharedRegion::Pages::kSparse),
+      heap_(
+          std::make_shared<SharedRegion>(heap_bytes, name + "-heap", SharedRegion::Pages::kSparse)),
       header_(new (control_.data()) TreeHeader<>) {
   for (int i = 0; i < children; ++i) {
-    new (control_.data() + sizeof(TreeHeader<>) + static_cast<std::size_t>(i) * sizeof(ChildBlock<>)) ChildBlock<>;
+    new (control_.data() + sizeof(TreeHeader<>) +
+         static_cast<std::size_t>(i) * sizeof(ChildBlock<>)) ChildBlock<>;
   }
 }
 
 ChildBlock<>& TreeMemory::block(int index) const noexcept {
-  std::byte* at = control_.data() + sizeof(TreeHeader<>) + static_cast<std::size_t>(index) * sizeof(ChildBlock<>);
+  std::byte* at = control_.data() + sizeof(TreeHeader<>) +
+                  static_cast<std::size_t>(index) * sizeof(ChildBlock<>);
   return *std::launder(reinterpret_cast<ChildBlock<>*>(at));
 }
 
@@ -38,15 +45,19 @@ PayloadSpace TreeMemory::space(int index) const noexcept {
   return {base, half_bytes_, base + half_bytes_, half_bytes_};
 }
 
-ChildProcess::ChildProcess(TreeMemory& memory, int child_index, bool chip, int device, Nanoseconds spin_bound)
+ChildProcess::ChildProcess(TreeMemory& memory, int child_index, bool chip, int device,
+                           Nanoseconds spin_bound)
     : index(child_index),
       is_chip(chip),
       device_id(device),
       seat(child_index < kChildSeats ? std::uint64_t{1} << child_index : 0),
       block(memory.block(child_index)),
-      arena(memory.payload(), memory.space(child_index).request_base, memory.space(child_index).request_bytes),
-      control(memory.header(), block, memory.payload(), memory.space(child_index), arena, spin_bound),
-      ring(memory.header(), block, memory.payload(), memory.space(child_index), arena, spin_bound) {}
+      arena(memory.payload(), memory.space(child_index).request_base,
+            memory.space(child_index).request_bytes),
+      control(memory.header(), block, memory.payload(), memory.space(child_index), arena,
+              spin_bound),
+      ring(memory.header(), block, memory.payload(), memory.space(child_index), arena, spin_bound) {
+}
 
 std::string ChildProcess::describe() const {
   std::string text = is_chip ? "chip " : "sub worker ";

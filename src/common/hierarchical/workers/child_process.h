@@ -19,7 +19,8 @@ enum class ChildState : std::uint8_t { kStarting, kReady, kDead, kClosed };
 // The shared memory of one tree. Mapped before the fork, at one address in all of its processes.
 class TreeMemory {
  public:
-  TreeMemory(int children, std::size_t max_payload, std::size_t heap_bytes, const std::string& name);
+  TreeMemory(int children, std::size_t max_payload, std::size_t heap_bytes,
+             const std::string& name);
 
   [[nodiscard]] TreeHeader<>& header() const noexcept { return *header_; }
   [[nodiscard]] ChildBlock<>& block(int index) const noexcept;
@@ -44,7 +45,7 @@ struct ChildProcess {
 
   const int index;
   const bool is_chip;
-  const int device_id;  // -1 in a sub worker
+  const int device_id;       // -1 in a sub worker
   const std::uint64_t seat;  // this child's bit of TreeHeader::spinners, or 0
   ChildBlock<>& block;
   RequestArena arena;

@@ -8,7 +8,8 @@ std::span<const std::byte> take_reply(ChildProcess& child, int slot) {
   try {
     const ReplyView reply = child.control.read_reply(slot);
     switch (reply.status) {
-      case ReplyStatus::kOk: return reply.bytes;
+      case ReplyStatus::kOk:
+        return reply.bytes;
       case ReplyStatus::kFailure: {
         // A private copy first: the child could change the bytes while they are decoded.
         const std::vector<std::byte> wire(reply.bytes.begin(), reply.bytes.end());
@@ -19,12 +20,15 @@ std::span<const std::byte> take_reply(ChildProcess& child, int slot) {
                         "the reply arena of " + child.describe() +
                             " stayed full until the deadline; enlarge max_control_payload");
       case ReplyStatus::kTooLarge:
-        throw CallError(child.index, RemoteFailure{"ValueError", "the reply exceeds max_control_payload", "", false});
+        throw CallError(
+            child.index,
+            RemoteFailure{"ValueError", "the reply exceeds max_control_payload", "", false});
     }
     throw Error(ErrorCode::kProtocol, "unknown reply status");
   } catch (const Error& error) {
     child.control.release(slot);
-    throw CallError(CallError::Kind::kProtocol, child.index, child.describe() + ": " + error.what());
+    throw CallError(CallError::Kind::kProtocol, child.index,
+                    child.describe() + ": " + error.what());
   } catch (...) {
     child.control.release(slot);
     throw;

@@ -10,8 +10,8 @@
 
 namespace simpler {
 
-// The reply in `slot`, valid until the slot is released by the caller. When the reply is an error the slot is
-// released here and CallError is thrown. REQUIRES: the wait for the slot returned kOk.
+// The reply in `slot`, valid until the slot is released by the caller. When the reply is an error
+// the slot is released here and CallError is thrown. REQUIRES: the wait for the slot returned kOk.
 std::span<const std::byte> take_reply(ChildProcess& child, int slot);
 
 // As take_reply, as a copy; the slot is released in every case.

@@ -69,7 +69,8 @@ bool receive_record(int socket, void* data, std::size_t size, Descriptor& descri
   do {
     got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_WAITALL);
   } while (got < 0 && errno == EINTR);
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
       int received = -1;
       std::memcpy(&received, CMSG_DATA(header), sizeof(int));
@@ -96,7 +97,8 @@ class Spare {
 
   int run() {
     for (;;) {
-      std::vector<pollfd> polled{{duties_.request_socket, POLLIN, 0}, {duties_.parent_pidfd, POLLIN, 0}};
+      std::vector<pollfd> polled{{duties_.request_socket, POLLIN, 0},
+                                 {duties_.parent_pidfd, POLLIN, 0}};
       for (const Child& child : own_) polled.push_back({child.pidfd.get(), POLLIN, 0});
       poll_until(polled, Deadline::never());
       if (polled[1].revents != 0) return finish();
@@ -134,8 +136,10 @@ class Spare {
       if (polled[i].revents == 0) continue;
       Child& child = own_[i - 2];
       const ExitStatus status = reap(child.pidfd.get());
-      const ExitMessage message{child.pid, static_cast<std::int32_t>(status.kind), status.value, status.core_dumped};
-      // A record smaller than PIPE_BUF is written whole or not at all; without a reader nobody asks.
+      const ExitMessage message{child.pid, static_cast<std::int32_t>(status.kind), status.value,
+                                status.core_dumped};
+      // A record smaller than PIPE_BUF is written whole or not at all; without a reader nobody
+      // asks.
       while (write(duties_.report_pipe, &message, sizeof message) < 0 && errno == EINTR) {
       }
       own_.erase(own_.begin() + static_cast<std::ptrdiff_t>(i - 2));
@@ -161,7 +165,8 @@ class Spare {
 
 int run_spare(const SpareDuties& duties) { return Spare(duties).run(); }
 
-void SpareHandle::set(pid_t pid, Descriptor pidfd, Descriptor request_socket, Descriptor report_pipe) {
+void SpareHandle::set(pid_t pid, Descriptor pidfd, Descriptor request_socket,
+                      Descriptor report_pipe) {
   const std::lock_guard lock(mutex_);
   pid_ = pid;
   pidfd_ = std::move(pidfd);
@@ -169,22 +174,26 @@ void SpareHandle::set(pid_t pid, Descriptor pidfd, Descriptor request_socket, De
   report_pipe_ = std::move(report_pipe);
 }
 
-SpareHandle::Replacement SpareHandle::fork_child(int index, std::uint64_t generation, const Descriptor& log_socket,
-                                                 Deadline deadline) {
+SpareHandle::Replacement SpareHandle::fork_child(int index, std::uint64_t generation,
+                                                 const Descriptor& log_socket, Deadline deadline) {
   const std::lock_guard lock(mutex_);
-  const Error gone(ErrorCode::kWorkerDied, "the spare process (pid " + std::to_string(pid_) +
-                                               ") is gone: nothing can be restarted in this tree any more");
+  const Error gone(ErrorCode::kWorkerDied,
+                   "the spare process (pid " + std::to_string(pid_) +
+                       ") is gone: nothing can be restarted in this tree any more");
   const ForkRequest request{index, 0, generation};
-  if (!request_socket_.valid() || !send_record(request_socket_.get(), &request, sizeof request, log_socket.get())) {
+  if (!request_socket_.valid() ||
+      !send_record(request_socket_.get(), &request, sizeof request, log_socket.get())) {
     throw gone;
   }
   std::vector<pollfd> polled{{request_socket_.get(), POLLIN, 0}};
-  if (!poll_until(polled, deadline)) throw Error(ErrorCode::kTimedOut, "the spare process did not fork in time");
+  if (!poll_until(polled, deadline))
+    throw Error(ErrorCode::kTimedOut, "the spare process did not fork in time");
   ForkReply reply{};
   Replacement replacement;
   if (!receive_record(request_socket_.get(), &reply, sizeof reply, replacement.pidfd)) throw gone;
   if (reply.pid < 0 || !replacement.pidfd.valid()) {
-    throw Error(ErrorCode::kSystem, std::string("the spare process could not fork: ") + std::strerror(reply.error));
+    throw Error(ErrorCode::kSystem,
+                std::string("the spare process could not fork: ") + std::strerror(reply.error));
   }
   replacement.pid = reply.pid;
   return replacement;
@@ -202,9 +211,10 @@ std::optional<SpareExitReport> SpareHandle::read_report() {
     got = read(report_pipe_.get(), &message, sizeof message);
   } while (got < 0 && errno == EINTR);
   if (got != static_cast<ssize_t>(sizeof message)) return std::nullopt;
-  const auto kind = message.kind >= 0 && message.kind <= static_cast<int>(ExitStatus::Kind::kUnknown)
-                        ? static_cast<ExitStatus::Kind>(message.kind)
-                        : ExitStatus::Kind::kUnknown;
+  const auto kind =
+      message.kind >= 0 && message.kind <= static_cast<int>(ExitStatus::Kind::kUnknown)
+          ? static_cast<ExitStatus::Kind>(message.kind)
+          : ExitStatus::Kind::kUnknown;
   return SpareExitReport{message.pid, {kind, message.value, message.core_dumped != 0}};
 }
 

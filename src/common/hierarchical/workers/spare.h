@@ -1,12 +1,12 @@
-// The spare: a single-threaded process, forked at init, that forks replacements for dead children later,
-// when the parent has threads and must not fork a tree any more.
+// The spare: a single-threaded process, forked at init, that forks replacements for dead children
+// later, when the parent has threads and must not fork a tree any more.
 //
-// It also watches the parent: half a second after the parent's death it kills by pidfd whatever child is
-// still there (a stopped child cannot act by itself).
+// It also watches the parent: half a second after the parent's death it kills by pidfd whatever
+// child is still there (a stopped child cannot act by itself).
 //
-// Protocol: fixed-size records over a Unix socket pair, one request at a time; a replacement's log socket
-// travels to the spare and its pidfd back as SCM_RIGHTS. Exits of replacements are reported over a pipe of
-// their own, since only the spare can wait for them.
+// Protocol: fixed-size records over a Unix socket pair, one request at a time; a replacement's log
+// socket travels to the spare and its pidfd back as SCM_RIGHTS. Exits of replacements are reported
+// over a pipe of their own, since only the spare can wait for them.
 #pragma once
 
 #include <sys/types.h>
@@ -50,13 +50,16 @@ class SpareHandle {
   SpareHandle() = default;
   void set(pid_t pid, Descriptor pidfd, Descriptor request_socket, Descriptor report_pipe);
 
-  // Throws Error{kWorkerDied} when the spare is gone, Error{kTimedOut}, Error{kSystem} when its fork failed.
-  Replacement fork_child(int index, std::uint64_t generation, const Descriptor& log_socket, Deadline deadline);
+  // Throws Error{kWorkerDied} when the spare is gone, Error{kTimedOut}, Error{kSystem} when its
+  // fork failed.
+  Replacement fork_child(int index, std::uint64_t generation, const Descriptor& log_socket,
+                         Deadline deadline);
 
   [[nodiscard]] pid_t pid() const noexcept { return pid_; }
   [[nodiscard]] int pidfd() const noexcept { return pidfd_.get(); }
   [[nodiscard]] int report_pipe() const noexcept { return report_pipe_.get(); }
-  // The next report; nullopt at the end of the stream (the spare is gone). REQUIRES: the pipe is readable.
+  // The next report; nullopt at the end of the stream (the spare is gone). REQUIRES: the pipe is
+  // readable.
   std::optional<SpareExitReport> read_report();
   // The end of the request stream tells the spare to leave.
   void dismiss();

@@ -15,8 +15,8 @@ namespace simpler {
 
 namespace {
 
-// One thread sleeps in poll on the parent's pidfd. PR_SET_PDEATHSIG would fire when the thread that forked
-// ends, and a handler in Python would need the GIL; this needs neither.
+// One thread sleeps in poll on the parent's pidfd. PR_SET_PDEATHSIG would fire when the thread that
+// forked ends, and a handler in Python would need the GIL; this needs neither.
 void start_parent_watch(int parent_pidfd) {
   sigset_t all;
   sigset_t before;
@@ -29,7 +29,8 @@ void start_parent_watch(int parent_pidfd) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-[[noreturn]] void run_child(const ForkHooks& hooks, const ChildPlan& plan, const std::function<int()>& entry) {
+[[noreturn]] void run_child(const ForkHooks& hooks, const ChildPlan& plan,
+                            const std::function<int()>& entry) {
   int code = kChildThrew;
   try {
     reset_child_signals();
@@ -50,7 +51,8 @@ void start_parent_watch(int parent_pidfd) {
 
 }  // namespace
 
-pid_t spawn_child(const ForkHooks& hooks, const ChildPlan& plan, const std::function<int()>& entry) {
+pid_t spawn_child(const ForkHooks& hooks, const ChildPlan& plan,
+                  const std::function<int()>& entry) {
   std::fflush(nullptr);  // or the child would write the parent's unwritten bytes once more
   if (hooks.before) hooks.before();
   pid_t pid = -1;

@@ -23,15 +23,15 @@ struct ForkHooks {
 };
 
 struct ChildPlan {
-  std::string process_name;                        // shown by ps and top, cut to 15 bytes
-  std::span<const SharedRegion* const> regions;    // all others become inaccessible in the child
-  std::vector<int> descriptors;                    // stay open besides files and the standard three
-  int parent_pidfd = -1;                           // the child ends when this process does
-  bool watch_parent = true;                        // by a thread; the spare watches in its own loop
+  std::string process_name;                      // shown by ps and top, cut to 15 bytes
+  std::span<const SharedRegion* const> regions;  // all others become inaccessible in the child
+  std::vector<int> descriptors;                  // stay open besides files and the standard three
+  int parent_pidfd = -1;                         // the child ends when this process does
+  bool watch_parent = true;                      // by a thread; the spare watches in its own loop
 };
 
-// Returns the child's pid in the parent. In the child runs `entry` and leaves with _exit(what it returned);
-// what it throws ends the child with kChildThrew. Throws Error{kSystem} when fork fails.
+// Returns the child's pid in the parent. In the child runs `entry` and leaves with _exit(what it
+// returned); what it throws ends the child with kChildThrew. Throws Error{kSystem} when fork fails.
 pid_t spawn_child(const ForkHooks& hooks, const ChildPlan& plan, const std::function<int()>& entry);
 
 inline constexpr int kChildThrew = 70;

@@ -33,7 +33,8 @@ void Supervisor::watch(Child child) {
 }
 
 void Supervisor::poke_trim() {
-  const std::int64_t before = trim_at_.exchange(monotonic_now() + kTrimAfter, std::memory_order_relaxed);
+  const std::int64_t before =
+      trim_at_.exchange(monotonic_now() + kTrimAfter, std::memory_order_relaxed);
   if (before != 0) return;  // awake for it already
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof one);
@@ -72,7 +73,8 @@ void Supervisor::take_new() {
 }
 
 void Supervisor::poll_once() {
-  // Order: wake, spare, reports, then a pidfd and a log socket per child. poll ignores negative descriptors.
+  // Order: wake, spare, reports, then a pidfd and a log socket per child. poll ignores negative
+  // descriptors.
   std::vector<pollfd> polled{{wake_.get(), POLLIN, 0},
                              {spare_alive_ ? spare_.pidfd() : -1, POLLIN, 0},
                              {reports_open_ ? spare_.report_pipe() : -1, POLLIN, 0}};
@@ -83,7 +85,8 @@ void Supervisor::poll_once() {
   int timeout = -1;
   const std::int64_t trim_at = trim_at_.load(std::memory_order_relaxed);
   if (trim_at != 0) {
-    timeout = static_cast<int>(std::max<std::int64_t>(0, (trim_at - monotonic_now()) / 1'000'000 + 1));
+    timeout =
+        static_cast<int>(std::max<std::int64_t>(0, (trim_at - monotonic_now()) / 1'000'000 + 1));
   }
   const int ready = poll(polled.data(), polled.size(), timeout);
   if (ready == 0 && trim_at != 0 && trim_at_.load(std::memory_order_relaxed) <= monotonic_now()) {
@@ -109,7 +112,8 @@ void Supervisor::poll_once() {
 void Supervisor::read_log(Watched& watched) {
   std::array<std::byte, 65536> chunk;
   for (;;) {
-    const ssize_t got = recv(watched.child.log_socket.get(), chunk.data(), chunk.size(), MSG_DONTWAIT);
+    const ssize_t got =
+        recv(watched.child.log_socket.get(), chunk.data(), chunk.size(), MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got == 0 || (got < 0 && errno != EAGAIN)) watched.child.log_socket.reset();
     if (got <= 0) return;
@@ -128,7 +132,8 @@ void Supervisor::read_log(Watched& watched) {
       delegate_.child_logged(watched.child.index, std::vector<std::byte>(frame, frame + length));
       start += sizeof length + length;
     }
-    watched.received.erase(watched.received.begin(), watched.received.begin() + static_cast<std::ptrdiff_t>(start));
+    watched.received.erase(watched.received.begin(),
+                           watched.received.begin() + static_cast<std::ptrdiff_t>(start));
   }
 }
 
@@ -156,7 +161,8 @@ void Supervisor::handle_report() {
     return;
   }
   for (std::size_t i = 0; i < watched_.size(); ++i) {
-    if (watched_[i].awaiting_report && watched_[i].child.pid == report->pid) return finish(i, report->status);
+    if (watched_[i].awaiting_report && watched_[i].child.pid == report->pid)
+      return finish(i, report->status);
   }
   reports_[report->pid] = report->status;
 }

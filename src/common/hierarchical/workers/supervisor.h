@@ -1,10 +1,10 @@
-// One thread of the parent that sleeps until a child ends or logs: pidfds, log sockets, the spare's reports.
+// One thread of the parent that sleeps until a child ends or logs: pidfds, log sockets, the spare's
+// reports.
 //
 // It never takes the GIL, so that a death is noticed whatever Python does.
 //
-// Thread safety: start, stop and watch from any thread, one at a time; the delegate is called on the
-// supervisor's thread only.
-// Fork: start() after the last fork of init.
+// Thread safety: start, stop and watch from any thread, one at a time; the delegate is called on
+// the supervisor's thread only. Fork: start() after the last fork of init.
 #pragma once
 
 #include <sys/types.h>
@@ -74,7 +74,7 @@ class Supervisor {
   Descriptor wake_;
   std::thread thread_;
   std::mutex mutex_;
-  std::vector<Child> new_;            // guarded by mutex_
+  std::vector<Child> new_;  // guarded by mutex_
   std::atomic<bool> stopping_{false};
   std::atomic<std::int64_t> trim_at_{0};  // 0: nothing to trim
   // the supervisor's thread only

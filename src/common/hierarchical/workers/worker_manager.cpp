@@ -16,13 +16,14 @@ namespace simpler {
 
 namespace {
 
-// A killed process ends at once unless the kernel holds it (uninterruptible sleep); then its end is not
-// waited for for ever.
+// A killed process ends at once unless the kernel holds it (uninterruptible sleep); then its end is
+// not waited for for ever.
 constexpr Nanoseconds kReapPatience = 2'000'000'000;
 
 std::string seconds_text(Nanoseconds since_ns) {
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.3f s", static_cast<double>(monotonic_now() - since_ns) * 1e-9);
+  std::snprintf(text.data(), text.size(), "%.3f s",
+                static_cast<double>(monotonic_now() - since_ns) * 1e-9);
   return text.data();
 }
 
@@ -31,33 +32,37 @@ std::string seconds_text(Nanoseconds since_ns) {
 WorkerManager::WorkerManager(TreeOptions options, TreeListener& listener)
     : options_(std::move(options)),
       listener_(listener),
-      memory_(static_cast<int>(options_.device_ids.size()) + options_.num_sub_workers, options_.max_payload,
-              options_.heap_bytes, options_.name),
+      memory_(static_cast<int>(options_.device_ids.size()) + options_.num_sub_workers,
+              options_.max_payload, options_.heap_bytes, options_.name),
       supervisor_(*this, spare_) {
   const int chips = static_cast<int>(options_.device_ids.size());
   for (int i = 0; i < chips + options_.num_sub_workers; ++i) {
     const int device = i < chips ? options_.device_ids[static_cast<std::size_t>(i)] : -1;
-    children_.push_back(std::make_unique<ChildProcess>(memory_, i, i < chips, device, options_.spin_ns));
+    children_.push_back(
+        std::make_unique<ChildProcess>(memory_, i, i < chips, device, options_.spin_ns));
   }
-  memory_.header().spin_limit = options_.spin_ns > 0 ? static_cast<std::uint32_t>(usable_cores()) : 0;
+  memory_.header().spin_limit =
+      options_.spin_ns > 0 ? static_cast<std::uint32_t>(usable_cores()) : 0;
 }
 
 WorkerManager::~WorkerManager() { end_everything(); }
 
 ChildProcess& WorkerManager::child(int worker) {
   if (worker < 0 || worker >= size()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "no worker " + std::to_string(worker) + ": ids are 0 to " + std::to_string(size() - 1));
+    throw Error(ErrorCode::kInvalidArgument, "no worker " + std::to_string(worker) +
+                                                 ": ids are 0 to " + std::to_string(size() - 1));
   }
   return *children_[static_cast<std::size_t>(worker)];
 }
 
-ChildPlan WorkerManager::plan_for(const std::string& process_name, std::vector<int> descriptors) const {
+ChildPlan WorkerManager::plan_for(const std::string& process_name,
+                                  std::vector<int> descriptors) const {
   ChildPlan plan;
   plan.process_name = process_name;
   plan.regions = regions_;
   plan.descriptors = std::move(descriptors);
-  plan.descriptors.insert(plan.descriptors.end(), options_.keep_descriptors.begin(), options_.keep_descriptors.end());
+  plan.descriptors.insert(plan.descriptors.end(), options_.keep_descriptors.begin(),
+                          options_.keep_descriptors.end());
   plan.descriptors.push_back(parent_pidfd_.get());
   plan.parent_pidfd = parent_pidfd_.get();
   return plan;
@@ -75,10 +80,11 @@ void WorkerManager::post_start(ChildProcess& child, Deadline deadline) {
 void WorkerManager::fork_child(ChildProcess& child) {
   auto [ours, theirs] = make_socket_pair();
   const int log_socket = theirs.get();
-  const ChildPlan plan =
-      plan_for((child.is_chip ? "simpler-chip" : "simpler-sub") + std::to_string(child.index), {log_socket});
+  const ChildPlan plan = plan_for(
+      (child.is_chip ? "simpler-chip" : "simpler-sub") + std::to_string(child.index), {log_socket});
   const pid_t pid = spawn_child(hooks_, plan, [&] {
-    return entry_(ChildContext{child, memory_, child.generation.load(), options_.spin_ns, log_socket});
+    return entry_(
+        ChildContext{child, memory_, child.generation.load(), options_.spin_ns, log_socket});
   });
   auto pidfd = open_pidfd(pid);
   const std::lock_guard lock(mutex_);
@@ -110,8 +116,8 @@ void WorkerManager::fork_spare() {
   }
   duties.fork_child = [this](int index, std::uint64_t generation, int log_socket) {
     ChildProcess& dead = *children_[static_cast<std::size_t>(index)];
-    const ChildPlan plan =
-        plan_for((dead.is_chip ? "simpler-chip" : "simpler-sub") + std::to_string(index), {log_socket});
+    const ChildPlan plan = plan_for(
+        (dead.is_chip ? "simpler-chip" : "simpler-sub") + std::to_string(index), {log_socket});
     return spawn_child(hooks_, plan, [&] {
       return entry_(ChildContext{dead, memory_, generation, options_.spin_ns, log_socket});
     });
@@ -125,8 +131,8 @@ void WorkerManager::fork_spare() {
 }
 
 std::vector<std::vector<std::byte>> WorkerManager::start(
-    ChildEntry entry, ForkHooks hooks, std::vector<const SharedRegion*> keep_regions, Deadline deadline,
-    const std::function<std::unique_ptr<Interrupt>()>& make_interrupt) {
+    ChildEntry entry, ForkHooks hooks, std::vector<const SharedRegion*> keep_regions,
+    Deadline deadline, const std::function<std::unique_ptr<Interrupt>()>& make_interrupt) {
   entry_ = std::move(entry);
   hooks_ = std::move(hooks);
   regions_ = std::move(keep_regions);
@@ -153,8 +159,10 @@ std::vector<std::vector<std::byte>> WorkerManager::start(
   }
 }
 
-// Whoever answers first is heard first: an error of the last child must not wait for a slow first one.
-std::vector<std::vector<std::byte>> WorkerManager::wait_all_started(Deadline deadline, Interrupt* interrupt) {
+// Whoever answers first is heard first: an error of the last child must not wait for a slow first
+// one.
+std::vector<std::vector<std::byte>> WorkerManager::wait_all_started(Deadline deadline,
+                                                                    Interrupt* interrupt) {
   std::vector<std::vector<std::byte>> answers(children_.size());
   std::vector<bool> answered(children_.size(), false);
   for (;;) {
@@ -175,16 +183,21 @@ std::vector<std::vector<std::byte>> WorkerManager::wait_all_started(Deadline dea
   }
 }
 
-std::vector<std::byte> WorkerManager::wait_start(ChildProcess& child, Deadline deadline, Interrupt* interrupt) {
+std::vector<std::byte> WorkerManager::wait_start(ChildProcess& child, Deadline deadline,
+                                                 Interrupt* interrupt) {
   switch (child.control.wait_reply(kLifecycleSlot, deadline, interrupt)) {
-    case CallWait::kOk: break;
-    case CallWait::kPeerGone: throw gone_error(child.index);
+    case CallWait::kOk:
+      break;
+    case CallWait::kPeerGone:
+      throw gone_error(child.index);
     case CallWait::kInterrupted:
     case CallWait::kInterruptedStarted:
-      throw CallError(CallError::Kind::kInterrupted, child.index, "interrupted while " + child.describe() + " started");
+      throw CallError(CallError::Kind::kInterrupted, child.index,
+                      "interrupted while " + child.describe() + " started");
     case CallWait::kTimedOut:
     case CallWait::kTimedOutStarted:
-      throw CallError(CallError::Kind::kTimedOut, child.index, child.describe() + " was not ready in time", true);
+      throw CallError(CallError::Kind::kTimedOut, child.index,
+                      child.describe() + " was not ready in time", true);
   }
   const ReplyView reply = child.control.read_reply(kLifecycleSlot);
   std::vector<std::byte> bytes(reply.bytes.begin(), reply.bytes.end());
@@ -200,7 +213,8 @@ bool WorkerManager::wait_all_ended(Deadline deadline) {
   std::unique_lock lock(mutex_);
   const auto all_ended = [this] {
     return std::ranges::all_of(children_, [](const auto& child) {
-      return child->pid < 0 || child->state == ChildState::kDead || child->state == ChildState::kClosed;
+      return child->pid < 0 || child->state == ChildState::kDead ||
+             child->state == ChildState::kClosed;
     });
   };
   const auto until = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline.ns()));
@@ -210,7 +224,8 @@ bool WorkerManager::wait_all_ended(Deadline deadline) {
 void WorkerManager::signal_remaining(int signal) {
   const std::lock_guard lock(mutex_);
   for (const auto& child : children_) {
-    const bool running = child->state == ChildState::kStarting || child->state == ChildState::kReady;
+    const bool running =
+        child->state == ChildState::kStarting || child->state == ChildState::kReady;
     if (running && child->pidfd.valid()) send_signal(child->pidfd.get(), signal);
   }
 }
@@ -221,8 +236,8 @@ void WorkerManager::stop(Deadline deadline) {
     const std::lock_guard lock(mutex_);
     if (stopped_) return;
   }
-  // A restart under way ends first: its child must not be born behind our back. It fails soon, since its
-  // waits fail.
+  // A restart under way ends first: its child must not be born behind our back. It fails soon,
+  // since its waits fail.
   stopping_.store(true, std::memory_order_seq_cst);
   for (const auto& child : children_) {
     child->control.fail_all(true);
@@ -230,7 +245,8 @@ void WorkerManager::stop(Deadline deadline) {
   }
   const std::lock_guard restart_lock(restart_mutex_);
   const Nanoseconds now = monotonic_now();
-  const Nanoseconds budget = deadline.is_never() ? Deadline::kForever / 2 : std::max<Nanoseconds>(0, deadline.ns() - now);
+  const Nanoseconds budget =
+      deadline.is_never() ? Deadline::kForever / 2 : std::max<Nanoseconds>(0, deadline.ns() - now);
   const Nanoseconds reserve = std::min<Nanoseconds>(budget / 5, 1'000'000'000);
   ControlRequest request;
   request.op = ControlOp::STOP;
@@ -258,7 +274,8 @@ void WorkerManager::end_everything() noexcept {
   signal_remaining(SIGKILL);
   wait_all_ended(Deadline::at(monotonic_now() + kReapPatience));
   spare_.dismiss();
-  if (spare_.pidfd() >= 0 && !wait_process_end(spare_.pidfd(), Deadline::at(monotonic_now() + kReapPatience))) {
+  if (spare_.pidfd() >= 0 &&
+      !wait_process_end(spare_.pidfd(), Deadline::at(monotonic_now() + kReapPatience))) {
     send_signal(spare_.pidfd(), SIGKILL);
   }
   std::unique_lock lock(mutex_);
@@ -272,7 +289,9 @@ void WorkerManager::kill(int worker) {
   ChildProcess& target = child(worker);
   std::unique_lock lock(mutex_);
   if (target.pidfd.valid()) send_signal(target.pidfd.get(), SIGKILL);
-  ended_.wait(lock, [&] { return target.state == ChildState::kDead || target.state == ChildState::kClosed; });
+  ended_.wait(lock, [&] {
+    return target.state == ChildState::kDead || target.state == ChildState::kClosed;
+  });
 }
 
 std::vector<std::byte> WorkerManager::restart(int worker, Deadline deadline, Interrupt* interrupt) {
@@ -280,7 +299,8 @@ std::vector<std::byte> WorkerManager::restart(int worker, Deadline deadline, Int
   const std::lock_guard restart_lock(restart_mutex_);
   if (stopping()) throw gone_error(worker);
   if (report(worker).state != ChildState::kDead) {
-    throw Error(ErrorCode::kInvalidArgument, target.describe() + " is alive: only a dead worker can be restarted");
+    throw Error(ErrorCode::kInvalidArgument,
+                target.describe() + " is alive: only a dead worker can be restarted");
   }
   // Callers of the dead child are awake and about to let go of their slots.
   for (;;) {
@@ -288,10 +308,12 @@ std::vector<std::byte> WorkerManager::restart(int worker, Deadline deadline, Int
     if (target.control.all_released()) break;
     release_sleep(target.block.slots_released, seen, next_slice(deadline, interrupt));
     if (interrupt != nullptr && interrupt->pending()) {
-      throw CallError(CallError::Kind::kInterrupted, worker, "interrupted while restarting " + target.describe());
+      throw CallError(CallError::Kind::kInterrupted, worker,
+                      "interrupted while restarting " + target.describe());
     }
     if (deadline.passed()) {
-      throw CallError(CallError::Kind::kTimedOut, worker, "calls of the dead " + target.describe() + " have not returned");
+      throw CallError(CallError::Kind::kTimedOut, worker,
+                      "calls of the dead " + target.describe() + " have not returned");
     }
   }
   target.control.reset();
@@ -351,15 +373,15 @@ CallError WorkerManager::gone_error(int worker) {
 std::string WorkerManager::describe_activity(ChildProcess& child) {
   std::string text;
   if (const auto task = child.ring.running()) {
-    text = "running task " + std::to_string(task->seq) + " " + listener_.name_of_task(task->callable_id) + " for " +
-           seconds_text(task->started_ns);
+    text = "running task " + std::to_string(task->seq) + " " +
+           listener_.name_of_task(task->callable_id) + " for " + seconds_text(task->started_ns);
   }
   std::array<InFlight, kControlSlots> running;
   const int count = child.control.running(running);
   for (int i = 0; i < count; ++i) {
     const InFlight& call = running[static_cast<std::size_t>(i)];
-    text += (text.empty() ? "running " : ", ") + listener_.name_of_request(call.op, call.arg) + " for " +
-            seconds_text(call.started_ns);
+    text += (text.empty() ? "running " : ", ") + listener_.name_of_request(call.op, call.arg) +
+            " for " + seconds_text(call.started_ns);
   }
   return text;
 }
@@ -369,7 +391,8 @@ void WorkerManager::child_ended(int index, const ExitStatus& status) {
   std::string cause = describe_exit(status);
   if (status.kind == ExitStatus::Kind::kSignalled && status.value == SIGKILL) {
     const auto kills = cgroup_oom_kills();
-    if (kills && oom_kills_ && *kills > *oom_kills_) cause += "; the cgroup's out-of-memory count rose";
+    if (kills && oom_kills_ && *kills > *oom_kills_)
+      cause += "; the cgroup's out-of-memory count rose";
     oom_kills_ = kills;
   }
   const std::string activity = describe_activity(child);

@@ -64,15 +64,16 @@ class WorkerManager : private SupervisorDelegate {
   WorkerManager(const WorkerManager&) = delete;
   WorkerManager& operator=(const WorkerManager&) = delete;
 
-  // Forks all children and the spare and waits until each has answered START. Returns the answers in worker
-  // order; throws CallError after everything that was forked is gone (LC-1).
-  std::vector<std::vector<std::byte>> start(ChildEntry entry, ForkHooks hooks,
-                                            std::vector<const SharedRegion*> keep_regions, Deadline deadline,
-                                            const std::function<std::unique_ptr<Interrupt>()>& make_interrupt);
+  // Forks all children and the spare and waits until each has answered START. Returns the answers
+  // in worker order; throws CallError after everything that was forked is gone (LC-1).
+  std::vector<std::vector<std::byte>> start(
+      ChildEntry entry, ForkHooks hooks, std::vector<const SharedRegion*> keep_regions,
+      Deadline deadline, const std::function<std::unique_ptr<Interrupt>()>& make_interrupt);
   // LC-2: STOP, then SIGTERM, then SIGKILL. Idempotent; later callers wait for the first.
   void stop(Deadline deadline);
   void kill(int worker);
-  // Returns the new START's answer. Throws Error{kInvalidArgument} for a live child, CallError else.
+  // Returns the new START's answer. Throws Error{kInvalidArgument} for a live child, CallError
+  // else.
   std::vector<std::byte> restart(int worker, Deadline deadline, Interrupt* interrupt);
 
   [[nodiscard]] int size() const noexcept { return static_cast<int>(children_.size()); }
@@ -81,7 +82,9 @@ class WorkerManager : private SupervisorDelegate {
   ChildProcess& child(int worker);
   TreeMemory& memory() noexcept { return memory_; }
   const TreeOptions& options() const noexcept { return options_; }
-  std::uint64_t next_request_id() noexcept { return next_id_.fetch_add(1, std::memory_order_relaxed); }
+  std::uint64_t next_request_id() noexcept {
+    return next_id_.fetch_add(1, std::memory_order_relaxed);
+  }
   [[nodiscard]] bool stopping() const noexcept { return stopping_.load(std::memory_order_seq_cst); }
 
   struct ChildReport {
@@ -130,7 +133,7 @@ class WorkerManager : private SupervisorDelegate {
   std::optional<std::uint64_t> oom_kills_;
   std::atomic<std::uint64_t> next_id_{1};
   std::atomic<bool> stopping_{false};
-  std::mutex mutex_;            // the guarded fields of ChildProcess, spare_state_, stopped_
+  std::mutex mutex_;  // the guarded fields of ChildProcess, spare_state_, stopped_
   std::condition_variable ended_;
   ChildState spare_state_ = ChildState::kStarting;
   std::string spare_cause_;
