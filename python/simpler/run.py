@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from simpler.uses import Use
 
 _DONE, _FAILED = 0, 1
+_INF = math.inf
 Outcome = tuple[int, bytes, tuple[str, str, str] | None]
 
 
@@ -74,7 +75,7 @@ class TaskHandle:
             TaskError: it failed, or an earlier task of the run did: then the error names that one.
             WorkerTimeoutError: not yet ended. Nothing is cancelled.
         """
-        if not self.finished:
+        if not self.finished and not (timeout_s is None and self.run.settle_oldest(self)):
             limit = math.inf if timeout_s is None else wait_timeout(timeout_s)
             if not self.run.settle(self, limit):
                 raise self.run.timed_out(self, timeout_s)
@@ -104,7 +105,8 @@ class Run:
     def __init__(
         self, ring: Ring, remote: Callable[[int, tuple[str, str, str]], RemoteError], timeout_s: float
     ) -> None:
-        self._ring = ring
+        self._publish = ring.publish
+        self._wait_task = ring.wait_task
         self._remote = remote
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s if timeout_s != math.inf else math.inf
@@ -122,6 +124,16 @@ class Run:
         """Send one task unless an earlier one has failed; `use` is released when it has ended."""
         handle = TaskHandle(self, name, worker, use)
         last = self._last
+        if use is None and last is not None and last.finished and self._failed is None and self._deadline == _INF:
+            # Nothing to wait for and nothing to give back: the rest of this method would come to this.
+            try:
+                handle.seq = self._publish(worker, callable_id, args, 0, _INF)
+            except WorkerDiedError as error:
+                self._fail(handle, error)
+                return handle
+            self._last = handle
+            self._open.append(handle)
+            return handle
         try:
             if (
                 last is not None
@@ -141,7 +153,7 @@ class Run:
                 self._poison(handle)
                 return handle
             after = last.seq if last is not None and not last.finished else 0
-            handle.seq = self._ring.publish(worker, callable_id, args, after, left)
+            handle.seq = self._publish(worker, callable_id, args, after, left)
         except WorkerDiedError as error:
             self.drain(left)
             if self._failed is None:
@@ -156,6 +168,19 @@ class Run:
         self._last = handle
         self._open.append(handle)
         return handle
+
+    def settle_oldest(self, handle: TaskHandle) -> bool:
+        """The common case of `settle`, made short: no limit, and no other task to collect first.
+
+        False when the case is another, and then nothing was done.
+        """
+        pending = self._open
+        if self._deadline != _INF or not pending or pending[0] is not handle or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return bool(pending) and pending[0] is handle and self._take(handle, _INF)
+        finally:
+            self._lock.release()
 
     def settle(self, handle: TaskHandle, timeout_s: float) -> bool:
         """Wait until `handle` has ended, within the run's deadline too."""
@@ -244,7 +269,7 @@ class Run:
     def _take(self, handle: TaskHandle, timeout_s: float) -> bool:
         """Collect the oldest task; false when the time ran out."""
         try:
-            outcome = self._ring.wait_task(handle.worker_id, handle.seq, timeout_s)
+            outcome = self._wait_task(handle.worker_id, handle.seq, timeout_s)
         except WorkerDiedError as error:
             self._open.popleft()
             if self._failed is None:
