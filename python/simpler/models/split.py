@@ -119,6 +119,8 @@ class SplitModel:
         self.caches = [self.worker.malloc(model.kv.nbytes, worker_id=chip) for chip in chips]
         self._tokens = self._host_buffer(model.kv.capacity)
         self._logits = self._host_buffer(model.config.vocabulary)
+        # The first touch of memory costs a page fault; later moves cost the copies alone.
+        self._move_cache(model.kv.capacity)
 
     def _host_buffer(self, items: int) -> HostBuffer:
         return self.worker.create_buffer(items * FLOAT_BYTES)
@@ -152,7 +154,9 @@ class SplitModel:
         if not 1 <= len(prompt) <= capacity:
             raise ValueError(f"a prompt of {len(prompt)} tokens does not fit a cache of {capacity}")
         self._read_prompt(prompt)
-        self._move_cache(len(prompt))
+        start = time.perf_counter()
+        self.transfer = self._move_cache(len(prompt))
+        self.spans.append(Span("move cache", DECODE_CHIP, start, time.perf_counter() - start))
         for count, position in enumerate(itertools.count(len(prompt)), 1):
             if count > max_tokens:
                 return
@@ -199,19 +203,17 @@ class SplitModel:
         self.worker.run(lambda orch, _args, _config: orch.submit_next_level(kernel, args, worker=chip))
         self.spans.append(Span(name, chip, start, time.perf_counter() - start))
 
-    def _move_cache(self, tokens: int) -> None:
+    def _move_cache(self, tokens: int) -> Transfer:
         kv = self._model.kv
         blocks = kv.used_blocks(tokens)
-        start = time.perf_counter()
         reply = self.worker.run_chip_control_extension(
             TRANSFER_EXTENSION,
             _TRANSFER_REQUEST.pack(kv.layers, kv.blocks, kv.block_bytes, blocks),
             worker_id=DECODE_CHIP,
             buffers={"source": self.caches[PREFILL_CHIP], "target": self.caches[DECODE_CHIP]},
         )
-        self.spans.append(Span("move cache", DECODE_CHIP, start, time.perf_counter() - start))
         nbytes, copy_s = _TRANSFER_REPLY.unpack(reply)
-        self.transfer = Transfer(nbytes, kv.layers * blocks, copy_s)
+        return Transfer(nbytes, kv.layers * blocks, copy_s)
 
 
 def _kernels(model: Llama) -> tuple[Callable[..., None], Callable[..., None]]:
