@@ -62,6 +62,8 @@ class Node:
             name=name,
             make_error=self.failures,
         )
+        for extension in extensions:
+            self.tree.name_extension(extension.id, extension.name)
         self.caller = self.tree
         self._holds = Holds()
         deliveries = Deliveries()
@@ -112,6 +114,8 @@ class Node:
         for stream in (sys.stdout, sys.stderr):  # or the children would write what is buffered again
             with contextlib.suppress(Exception):
                 stream.flush()
+        for number, callable_name in enumerate(self.callables.names()):
+            self.tree.name_callable(number, callable_name)
         self.tree.start(self._program, self._keep, self.config.startup_timeout_s)
         self._note_pids()
         self._dispatcher.start()
@@ -209,6 +213,7 @@ class Node:
         with self._restart_lock:
             handle, blob = self.callables.add(target, name, ship=True)
             assert blob is not None
+            self.tree.name_callable(handle.id, handle.name)
             try:
                 for worker in range(self.num_children):
                     self._ship(worker, handle.id, blob)

@@ -1,0 +1,1 @@
+"""The invariants of control calls (CP) and of the lifecycle (LC), each with real processes."""
