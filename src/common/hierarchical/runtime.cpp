@@ -66,14 +66,6 @@ void RunningTree::check_size(const ControlRequest& request) const {
                   std::to_string(manager_.options().max_payload) + ")");
 }
 
-CallError RunningTree::timed_out(ChildProcess& child, const ControlRequest& request, bool started) {
-  std::string text = names_.request(request.op, request.arg) + " on " + child.describe();
-  const std::string activity = manager_.describe_activity(child);
-  text += started ? " has begun but not ended" : " has not begun";
-  if (!activity.empty()) text += "; the child is " + activity;
-  return {CallError::Kind::kTimedOut, child.index, std::move(text), started};
-}
-
 std::shared_ptr<StagedBlock> RunningTree::wait_stage(ChildProcess& child,
                                                      const ControlRequest& request,
                                                      Interrupt* interrupt) {
@@ -86,7 +78,7 @@ std::shared_ptr<StagedBlock> RunningTree::wait_stage(ChildProcess& child,
     case ArenaWait::kInterrupted:
       throw CallError(CallError::Kind::kInterrupted, child.index, "interrupted");
     case ArenaWait::kTimedOut:
-      throw timed_out(child, request, false);
+      throw manager_.timed_out_error(child, request, false);
   }
   std::byte* to = child.arena.at(staged->offset());
   if (!request.meta.empty()) std::memcpy(to, request.meta.data(), request.meta.size());
@@ -115,7 +107,7 @@ int RunningTree::wait_post(ChildProcess& child, const ControlRequest& request,
     case CallWait::kOk:
       break;
     case CallWait::kTimedOut:
-      throw timed_out(child, request, false);
+      throw manager_.timed_out_error(child, request, false);
     case CallWait::kInterrupted:
       throw CallError(CallError::Kind::kInterrupted, child.index, "interrupted");
     default:
@@ -140,7 +132,7 @@ void RunningTree::wait_reply(ChildProcess& child, int slot, const ControlRequest
                       how == CallWait::kInterruptedStarted);
     case CallWait::kTimedOut:
     case CallWait::kTimedOutStarted:
-      throw timed_out(child, request, how == CallWait::kTimedOutStarted);
+      throw manager_.timed_out_error(child, request, how == CallWait::kTimedOutStarted);
   }
 }
 

@@ -115,8 +115,6 @@ class RunningTree : private TreeListener {
   std::vector<BroadcastReply> broadcast_fail_fast(const ControlRequest& request,
                                                   std::span<const std::span<const std::byte>> metas,
                                                   Interrupt* interrupt);
-  [[nodiscard]] CallError timed_out(ChildProcess& child, const ControlRequest& request,
-                                    bool started);
 
   ActivityNames names_;
   WorkerManager manager_;

@@ -53,7 +53,7 @@ void RunningTree::reserve(Reserved& reserved, const ControlRequest& request,
         case CallWait::kOk:
           break;
         case CallWait::kTimedOut:
-          throw timed_out(child, own, false);
+          throw manager_.timed_out_error(child, own, false);
         case CallWait::kInterrupted:
           throw CallError(CallError::Kind::kInterrupted, child.index, "interrupted");
         default:
@@ -131,7 +131,7 @@ std::vector<BroadcastReply> RunningTree::broadcast(
     } else {
       ChildProcess& child = manager_.child(static_cast<int>(i));
       child.control.release(reserved.slots[i]);
-      reserved.fail(i, timed_out(child, request, false));
+      reserved.fail(i, manager_.timed_out_error(child, request, false));
     }
   }
   if (reserved.interrupted) {

@@ -122,18 +122,19 @@ bool ControlParentEnd::spin_reply(int slot, Nanoseconds bound) {
 
 CallWait ControlParentEnd::wait_reply(int slot, Deadline deadline, Interrupt* interrupt) {
   ControlSlot<>& shared = block_.slots[slot];
-  const Nanoseconds start = monotonic_now();
-  if (!spin_reply(slot, spin_.bound())) {
+  if (spin_reply(slot, spin_.bound())) {
+    spin_.caught();
+  } else {
+    const Nanoseconds start = monotonic_now();
     while (reply_due(slot)) {
       slot_sleep(shared, next_slice(deadline, interrupt));
       if (!reply_due(slot)) break;
       if (interrupt != nullptr && interrupt->pending()) return leave(slot, true);
       if (deadline.passed()) return leave(slot, false);
     }
+    spin_.slept(monotonic_now() - start);
   }
-  spin_.waited(monotonic_now() - start);
-  if (shared.state.load(std::memory_order_acquire) == raw(SlotState::kReplied))
-    return CallWait::kOk;
+  if (shared.state.load(std::memory_order_acquire) == raw(SlotState::kReplied)) return CallWait::kOk;
   return peer_gone(slot);
 }
 

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <bit>
 #include <cstdint>
+#include <thread>
 
 #include "hierarchical/base/deadline.h"
 #include "hierarchical/ipc/layout.h"
@@ -58,33 +59,42 @@ class AdaptiveSpin {
     return current_.load(std::memory_order_relaxed);
   }
 
-  // REQUIRES: called after each wait with how long it took in all.
-  void waited(Nanoseconds ns) noexcept {
-    const Nanoseconds now = bound();
-    const Nanoseconds next =
-        ns <= bound_ ? bound_ : std::max(now / 2, std::min<Nanoseconds>(bound_, kFloor));
-    if (next != now) current_.store(next, std::memory_order_relaxed);
+  // The wait ended while spinning.
+  void caught() noexcept { set(bound_); }
+  // The wait ended in a sleep of `ns` after the spin.
+  void slept(Nanoseconds ns) noexcept {
+    set(ns <= bound_ ? bound_ : std::max(bound() / 2, std::min<Nanoseconds>(bound_, kFloor)));
   }
 
  private:
+  void set(Nanoseconds next) noexcept {
+    if (next != bound()) current_.store(next, std::memory_order_relaxed);
+  }
+
   static constexpr Nanoseconds kFloor = 3000;
   const Nanoseconds bound_;
   std::atomic<Nanoseconds> current_;
 };
 
-// Spins until `done()` or `bound` has passed; true when done.
+// Spins until `done()` or `bound` has passed; true when done. After the first few microseconds, in which the
+// answer of a running peer comes, the core is offered to whoever else is ready: with more processes than cores
+// it may be the very one that is waited for.
 template <typename Done>
 bool spin_until(Done done, Nanoseconds bound) {
   constexpr int kChecksPerClock = 16;
+  constexpr Nanoseconds kAlone = 4000;
   if (done()) return true;
   if (bound <= 0) return false;
   const Nanoseconds start = monotonic_now();
+  Nanoseconds spent = 0;
   do {
     for (int i = 0; i < kChecksPerClock; ++i) {
       if (done()) return true;
       cpu_relax();
     }
-  } while (monotonic_now() - start < bound);
+    if (spent > kAlone) std::this_thread::yield();
+    spent = monotonic_now() - start;
+  } while (spent < bound);
   return done();
 }
 

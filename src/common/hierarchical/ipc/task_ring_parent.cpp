@@ -128,8 +128,12 @@ bool TaskRingParentEnd::spin(std::uint64_t seq, Nanoseconds bound) {
 TaskWait TaskRingParentEnd::wait(std::uint64_t seq, Deadline deadline, Interrupt* interrupt,
                                  TaskOutcome& out) {
   if (seq == 0 || seq > published()) throw Error(ErrorCode::kInvalidArgument, "no such task");
-  const Nanoseconds start = monotonic_now();
-  bool slept_once = !deadline.passed() && spin(seq, spin_.bound());
+  bool slept_once = false;
+  Nanoseconds slept_since = 0;
+  if (!ended(seq) && !deadline.passed()) {
+    slept_once = spin(seq, spin_.bound());
+    if (!slept_once) slept_since = monotonic_now();
+  }
   for (;;) {
     const std::uint32_t seen = block_.ring.event.load(std::memory_order_seq_cst);
     if (ended(seq)) {
@@ -142,7 +146,11 @@ TaskWait TaskRingParentEnd::wait(std::uint64_t seq, Deadline deadline, Interrupt
         if (out.status == TaskStatus::kNone) {
           throw Error(ErrorCode::kProtocol, "the child's task result is out of bounds");
         }
-        spin_.waited(monotonic_now() - start);
+        if (slept_since != 0) {
+          spin_.slept(monotonic_now() - slept_since);
+        } else {
+          spin_.caught();
+        }
         return TaskWait::kOk;
       }
       if (seq <= lost_before_ || gone_.load(std::memory_order_relaxed)) return TaskWait::kPeerGone;

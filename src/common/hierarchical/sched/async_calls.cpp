@@ -8,14 +8,6 @@
 
 namespace simpler {
 
-namespace {
-
-std::string op_text(const ControlRequest& request) {
-  return std::string(control_op_name(static_cast<std::uint16_t>(request.op)));
-}
-
-}  // namespace
-
 std::unique_ptr<AsyncCalls::Call> AsyncCalls::make_call(int worker, const ControlRequest& request,
                                                         std::span<const std::byte> meta) {
   auto call = std::make_unique<Call>();
@@ -161,8 +153,7 @@ bool AsyncCalls::end_one(Call& call, AsyncEvent& event) {
     const bool started = how == CallWait::kTimedOutStarted;
     event.error = how == CallWait::kPeerGone
                       ? std::make_unique<CallError>(manager_.gone_error(call.worker))
-                      : std::make_unique<CallError>(CallError::Kind::kTimedOut, call.worker,
-                                                    op_text(call.request), started);
+                      : std::make_unique<CallError>(manager_.timed_out_error(child, call.request, started));
     return true;
   }
   try {
@@ -213,8 +204,7 @@ void AsyncCalls::expire_queue(int worker, std::vector<AsyncEvent>& out) {
     if (!gone && !call->request.deadline.passed()) return false;
     AsyncEvent event{AsyncEvent::Kind::kReply, worker, call->token, {}, {}, nullptr};
     event.error = gone ? std::make_unique<CallError>(manager_.gone_error(worker))
-                       : std::make_unique<CallError>(CallError::Kind::kTimedOut, worker,
-                                                     op_text(call->request), false);
+                       : std::make_unique<CallError>(manager_.timed_out_error(manager_.child(worker), call->request, false));
     deliver(*call, std::move(event), out);
     left_queue(*call);
     return true;

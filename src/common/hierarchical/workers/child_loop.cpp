@@ -1,15 +1,12 @@
 #include "hierarchical/workers/child_loop.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <bit>
 #include <cstring>
 #include <limits>
-#include <thread>
 
 #include "hierarchical/ipc/control_protocol.h"
 #include "hierarchical/ipc/task_protocol.h"
+#include "hierarchical/os/thread.h"
 
 namespace simpler {
 
@@ -125,20 +122,21 @@ void ChildLoop::publish(ControlSlot<>& slot, const ReplyWriter& reply) {
 }
 
 void ChildLoop::wait_for_work() {
-  const Nanoseconds start = monotonic_now();
   const Nanoseconds bound = spin_.bound();
   if (bound > 0 && seat_ == 0) seat_ = spin_sit(tree_, seat_wanted_);
   const auto rung = [this] {
     return block_.main_bell.pending.load(std::memory_order_relaxed) != 0;
   };
-  if (seat_ == 0 || !spin_until(rung, bound)) {
-    spin_leave(tree_, seat_);
-    seat_ = 0;
-    const Deadline trim =
-        arena_.wants_trim() ? Deadline::at(start + kTrimAfter) : Deadline::never();
-    if (bell_sleep(block_.main_bell, trim) == FutexResult::kTimedOut) arena_.trim();
+  if (seat_ != 0 && spin_until(rung, bound)) {
+    spin_.caught();
+    return;
   }
-  spin_.waited(monotonic_now() - start);
+  spin_leave(tree_, seat_);
+  seat_ = 0;
+  const Nanoseconds start = monotonic_now();
+  const Deadline trim = arena_.wants_trim() ? Deadline::at(start + kTrimAfter) : Deadline::never();
+  if (bell_sleep(block_.main_bell, trim) == FutexResult::kTimedOut) arena_.trim();
+  spin_.slept(monotonic_now() - start);
 }
 
 void ChildLoop::serve_any() {
@@ -183,6 +181,7 @@ bool ChildLoop::serve_control(int index, Lane lane) {
       reply.write(ReplyStatus::kOk, whole.subspan(meta_bytes));
       break;
     default:
+      slot.started_ns.store(monotonic_now(), std::memory_order_relaxed);
       handler_.control({static_cast<ControlOp>(slot.op), slot.arg, whole.first(meta_bytes),
                         whole.subspan(meta_bytes)},
                        reply);
@@ -217,12 +216,8 @@ void ChildLoop::run_task(std::uint64_t seq) {
 void ChildLoop::start_service_thread() {
   service_threads_.fetch_add(1);
   service_idle_.fetch_add(1);
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before);
-  std::thread([this] { serve_concurrent(); }).detach();  // ends with the process, by _exit
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  // Ends with the process, by _exit.
+  start_quiet_thread("simpler-serve", [this] { serve_concurrent(); }).detach();
 }
 
 int ChildLoop::next_concurrent() {

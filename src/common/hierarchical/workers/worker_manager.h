@@ -100,6 +100,8 @@ class WorkerManager : private SupervisorDelegate {
   ChildReport report_spare();
   // kDied with the first cause, or kClosed.
   CallError gone_error(int worker);
+  // kTimedOut, saying what was waited for and what the child is doing instead.
+  CallError timed_out_error(ChildProcess& child, const ControlRequest& request, bool started);
   // "running extension 'save' for 1.2 s", or "" when idle.
   std::string describe_activity(ChildProcess& child);
   void poke_trim() { supervisor_.poke_trim(); }
