@@ -49,11 +49,12 @@ class ChildProgram:
         self._callables = callables
         self._heap = heap
         self._blas = blas
+        self._loggers = logs.configured_loggers()
 
     def __call__(self, port: _core.ChildPort) -> None:
         """The life of one child."""
         gc.freeze()
-        logs.forward_to_parent(port.send_log)
+        logs.forward_to_parent(port.send_log, self._loggers)
         reset_resource_tracker()
         thread_limits.limit_to_one(self._blas)
         child = Child(port, self._service(port), SharedMap([self._heap]), self._callables.inherited())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from simpler.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 ROOT = "simpler"
 _PLAIN = (str, int, float, bool, type(None))
@@ -91,11 +91,27 @@ class ForwardingHandler(logging.Handler):
         """Nothing can be reported from here: the channel itself failed."""
 
 
-def forward_to_parent(send: Callable[[bytes], None]) -> None:
-    """In a child: let the "simpler" loggers send to the parent and nowhere else."""
+def configured_loggers() -> list[logging.Logger]:
+    """In the parent: the loggers below "simpler" whose records would not simply go up to it."""
+    loggers = (
+        logger
+        for name, logger in list(logging.root.manager.loggerDict.items())
+        if name.startswith(f"{ROOT}.") and isinstance(logger, logging.Logger)
+    )
+    return [logger for logger in loggers if logger.handlers or not logger.propagate]
+
+
+def forward_to_parent(send: Callable[[bytes], None], configured: Sequence[logging.Logger]) -> None:
+    """In a child: let the "simpler" loggers send to the parent and nowhere else.
+
+    What the program has configured handles the records there.
+    """
     logger = logging.getLogger(ROOT)
     logger.handlers = [ForwardingHandler(send)]
     logger.propagate = False
+    for below in configured:
+        below.handlers = []
+        below.propagate = True
 
 
 def handle_frame(frame: bytes, path: tuple[int, ...], device_id: int | None) -> None:

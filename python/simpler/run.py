@@ -124,7 +124,13 @@ class Run:
         """Send one task unless an earlier one has failed; `use` is released when it has ended."""
         handle = TaskHandle(self, name, worker, use)
         last = self._last
-        if use is None and last is not None and last.finished and self._failed is None and self._deadline == _INF:
+        if (
+            use is None
+            and last is not None
+            and last.finished
+            and self._failed is None
+            and self._deadline == _INF
+        ):
             # Nothing to wait for and nothing to give back: the rest of this method would come to this.
             try:
                 handle.seq = self._publish(worker, callable_id, args, 0, _INF)
@@ -175,7 +181,12 @@ class Run:
         False when the case is another, and then nothing was done.
         """
         pending = self._open
-        if self._deadline != _INF or not pending or pending[0] is not handle or not self._lock.acquire(blocking=False):
+        if (
+            self._deadline != _INF
+            or not pending
+            or pending[0] is not handle
+            or not self._lock.acquire(blocking=False)
+        ):
             return False
         try:
             return bool(pending) and pending[0] is handle and self._take(handle, _INF)

@@ -6,9 +6,11 @@ are called for those, and the variables are set for what is loaded later.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import sys
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # it ships no types
 
@@ -41,11 +43,22 @@ def prepare() -> ThreadpoolController:
     return _found[1]
 
 
+def _shrink_pool(library: Any) -> None:
+    """Keep OpenBLAS's setter from starting the pool anew, as large as the parent's, which it does after a fork.
+
+    The size is a variable that libraries of this kind export; where they do not, the threads start and sleep.
+    """
+    if library.internal_api == "openblas":
+        with contextlib.suppress(ValueError):  # no such symbol
+            ctypes.c_int.in_dll(library.dynlib, "blas_num_threads").value = 1
+
+
 def limit_to_one(controller: ThreadpoolController) -> None:
     """In a child: one thread for each library whose number the user has not set."""
     for library in controller.lib_controllers:
         names = _VARIABLES.get(library.internal_api, _VARIABLES.get(library.user_api, ()))
         if not any(os.environ.get(name) for name in names) and library.num_threads != 1:
+            _shrink_pool(library)
             library.set_num_threads(1)
     if not os.environ.get("OMP_NUM_THREADS"):  # the others follow it when their own is not set
         for name in _FOR_LATER:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, NoReturn
 
-from simpler import _core, lifecycle, logs
+from simpler import _core, lifecycle, logs, thread_limits
 from simpler.callables import CallableTable
+from simpler.chips.registry import find_backend
 from simpler.config import DEFAULT_DEVICE_IDS, WorkerConfig
 from simpler.errors import ClosedError, StartupError
 from simpler.failures import startup_error
@@ -90,7 +91,10 @@ class WorkerBase:
             keep_fds=keep_fds,
             restart=restart,
         )
+        find_backend(platform)  # says at once when there is none
         logs.configure_from_environment()
+        if level != 2:
+            thread_limits.prepare()  # here rather than in init(), which is short
         self._name = name if name is not None else f"worker-{next(_numbers)}"
         self._life = Lifecycle(self._name)
         self._callables = CallableTable()

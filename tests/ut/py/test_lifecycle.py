@@ -76,7 +76,7 @@ def test_closing_a_new_worker_makes_it_closed(level: int) -> None:
 
 def test_options_that_cannot_work_are_refused_when_the_worker_is_made() -> None:
     with pytest.raises(simpler.ConfigError, match="cpu"):
-        Worker(platform="abacus").init()
+        Worker(platform="abacus")
     with pytest.raises(ValueError, match="duplicates"):
         Worker(device_ids=[1, 1])
 
