@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from simpler import _core
 from simpler.buffers import HOST, Buffer, HostBuffer
 from simpler.control.chip_view import BufferEntry, pack_buffers
 from simpler.control.registry import Extension, unknown_extension
-from simpler.errors import WorkerTimeoutError
+from simpler.errors import SimplerError, WorkerTimeoutError
 from simpler.gather import CallFuture, Gather, broadcast_result, still_runs
 from simpler.ids import as_path
 from simpler.memory import Memory, MemoryRegistry
@@ -43,7 +43,6 @@ class ExtensionCalls:
         registry: MemoryRegistry,
         holds: Holds,
         deliveries: Deliveries,
-        is_running: Callable[[int, int], bool],
     ) -> None:
         """Share the Worker's parts.
 
@@ -54,7 +53,6 @@ class ExtensionCalls:
             registry: Checks the memory that calls name.
             holds: Keeps it until the handlers have ended.
             deliveries: Brings the outcomes of submitted calls.
-            is_running: Whether a handler runs on a chip now, by chip and extension number.
         """
         self._caller = caller
         self._registry = registry
@@ -62,7 +60,6 @@ class ExtensionCalls:
         self._deliveries = deliveries
         self._chips = range(len(host_regions))
         self._host_visible = [region is not None for region in host_regions]
-        self._is_running = is_running
         self.table: dict[str, tuple[int, int]] = {
             extension.name: (extension.id, _core.LANE_SERVICE if extension.concurrent else _core.LANE_MAIN)
             for extension in extensions
@@ -88,18 +85,18 @@ class ExtensionCalls:
         items = _named(buffers)
         meta = self._pack(items)
         hold = self._hold(name, [(chip, items)])
-        ended = True
         try:
-            return self._caller.call_held(chip, _EXTENSION, ext_id, lane, meta, data, timeout_s, hold)
+            reply = self._caller.call_held(chip, _EXTENSION, ext_id, lane, meta, data, timeout_s, hold)
         except WorkerTimeoutError as error:
-            ended = not error.started
-            raise
-        except KeyboardInterrupt:
-            ended = not self._is_running(chip, ext_id)
-            raise
-        finally:
-            if ended:
+            if not error.started:
                 self._holds.end(chip, hold)
+            raise
+        except (SimplerError, ValueError, TypeError):
+            self._holds.end(chip, hold)
+            raise
+        # Anything else was raised by a signal handler: an event says when the request is over.
+        self._holds.end(chip, hold)
+        return reply
 
     def submit(
         self,
@@ -153,17 +150,15 @@ class ExtensionCalls:
         hold = 0
         if buffers:
             metas, hold = self._prepare(name, self._chips, buffers, broadcast=True)
-        ended: Iterable[int] = self._chips
         try:
             outcomes = self._caller.broadcast(
                 _EXTENSION, ext_id, lane, metas, data, timeout_s, fail_fast, hold
             )
-            ended = [chip for chip in self._chips if not still_runs(outcomes[chip])] if hold else ()
-        except KeyboardInterrupt:
-            ended = [chip for chip in self._chips if not self._is_running(chip, ext_id)]
+        except (SimplerError, ValueError, TypeError):
+            self._end(self._chips, hold)
             raise
-        finally:
-            self._end(ended, hold)
+        if hold:  # what still runs is ended by an event, as after a signal
+            self._end([chip for chip in self._chips if not still_runs(outcomes[chip])], hold)
         results: list[bytes] = broadcast_result(name, outcomes)
         return results
 

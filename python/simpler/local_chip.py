@@ -83,7 +83,7 @@ class LocalChip:
         )
         self.memory.registry = self.registry
         self.extensions = ExtensionCalls(
-            self.caller, extensions, [region], self.registry, holds, deliveries, lambda _chip, _ext: False
+            self.caller, extensions, [region], self.registry, holds, deliveries
         )
         self._first_error: str | None = None
         self._open = False

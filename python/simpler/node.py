@@ -87,7 +87,7 @@ class Node:
         )
         self.memory.registry = self.registry
         self.extensions = ExtensionCalls(
-            self.tree, extensions, regions, self.registry, self._holds, deliveries, self.is_running_extension
+            self.tree, extensions, regions, self.registry, self._holds, deliveries
         )
         self.abandoned = Abandoned(name)
         self._program = ChildProgram(
@@ -192,15 +192,6 @@ class Node:
     def stats(self) -> list[ChildStats]:
         """`Worker.stats`."""
         return [make_stats(worker, raw) for worker, raw in enumerate(self.tree.counters())]
-
-    def is_running_extension(self, worker: int, ext_id: int) -> bool:
-        """Whether a handler of that extension runs in that child now."""
-        name = self._extension_names[ext_id]
-        for record in self.status():
-            if record.path == (worker,) and record.running is not None:
-                running = (record.running, *record.also_running)
-                return any(item.what == "extension" and item.name == name for item in running)
-        return False
 
     # Memory and tasks
 
