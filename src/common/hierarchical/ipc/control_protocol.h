@@ -6,9 +6,10 @@
 //   kRunning -> kReplied  child    slot_finish     publishes the reply
 //   kRunning -> kAbandoned parent  slot_abandon    the caller left; the handler goes on
 //   kAbandoned -> kLate   child    slot_finish     a late reply: counted and dropped (CP-1)
-//   kPosted, kRunning -> kPeerGone, kAbandoned -> kLate   parent, slot_fail, once the child is
-//   reaped kReplied, kPeerGone -> kIdle  the caller       it has read the reply kLate -> kIdle
-//   parent   slot_reclaim    whoever wins the compare-and-swap
+//   kPosted, kRunning -> kPeerGone   parent, slot_fail, once the child is reaped
+//   kAbandoned -> kLate   parent   slot_fail       likewise
+//   kReplied, kPeerGone -> kIdle     the caller    it has read the reply
+//   kLate -> kIdle        parent   slot_reclaim    whoever wins the compare-and-swap
 //
 // kPosted stands for one state per lane. A bell's bit may be older than the request in the slot:
 // withdrawn, and posted again for another lane. The swap of slot_claim therefore names the lane it

@@ -15,6 +15,7 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <optional>
@@ -178,6 +179,17 @@ Descriptor make_event() {
   const int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   if (fd < 0) throw_errno("eventfd");
   return Descriptor(fd);
+}
+
+void event_notify(int event) noexcept {
+  const std::uint64_t one = 1;
+  // Refused only when the count would overflow, and then it is readable anyway.
+  [[maybe_unused]] const ssize_t written = write(event, &one, sizeof one);
+}
+
+void event_drain(int event) noexcept {
+  std::uint64_t count = 0;
+  [[maybe_unused]] const ssize_t got = read(event, &count, sizeof count);
 }
 
 void detach_inherited_descriptors(std::span<const int> keep) noexcept {

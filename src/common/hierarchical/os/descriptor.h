@@ -35,6 +35,9 @@ bool send_frame(int socket, std::span<const std::byte> bytes) noexcept;
 
 // A non-blocking, close-on-exec eventfd. Throws Error{kSystem}.
 Descriptor make_event();
+// Makes the eventfd readable, and unreadable again.
+void event_notify(int event) noexcept;
+void event_drain(int event) noexcept;
 
 // In a new child: points every inherited socket, pipe, named FIFO, eventfd, epoll, pidfd and other
 // anonymous descriptor at /dev/null by dup2, so that the peer of each notices when its real owner

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/utsname.h>
@@ -140,6 +141,20 @@ void reset_child_signals() noexcept {
   sigset_t none;
   sigemptyset(&none);
   pthread_sigmask(SIG_SETMASK, &none, nullptr);
+}
+
+pid_t current_pid() noexcept { return getpid(); }
+
+void exit_now(int code) noexcept { _exit(code); }
+
+void set_process_name(const std::string& name) noexcept {
+  prctl(PR_SET_NAME, name.c_str());  // the kernel cuts it
+}
+
+void end_unwatched_child(pid_t pid) noexcept {
+  ::kill(pid, SIGKILL);
+  while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+  }
 }
 
 std::optional<Descriptor> open_pidfd(pid_t pid) {

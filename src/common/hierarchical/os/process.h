@@ -17,6 +17,14 @@ namespace simpler {
 // Error{kSystem}.
 pid_t fork_process();
 
+[[nodiscard]] pid_t current_pid() noexcept;
+// _exit: no destructor, no atexit handler, no flush.
+[[noreturn]] void exit_now(int code) noexcept;
+// What ps and top show, cut to 15 bytes.
+void set_process_name(const std::string& name) noexcept;
+// SIGKILLs and reaps a child of this process that there is no pidfd for.
+void end_unwatched_child(pid_t pid) noexcept;
+
 // In a new child: every handler to its default, SIGINT, SIGPIPE and SIGXFSZ ignored, alarms and
 // interval timers off, then an empty signal mask.
 void reset_child_signals() noexcept;

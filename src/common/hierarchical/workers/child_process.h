@@ -1,15 +1,13 @@
 // What the parent knows of one child: its place in shared memory, its channel, its process.
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <cstdint>
 #include <string>
 
 #include "hierarchical/ipc/control_parent.h"
 #include "hierarchical/ipc/task_ring_parent.h"
-#include "hierarchical/os/descriptor.h"
+#include "hierarchical/os/process.h"
 #include "hierarchical/os/shared_region.h"
 
 namespace simpler {
@@ -52,13 +50,12 @@ struct ChildProcess {
   ControlParentEnd control;
   TaskRingParentEnd ring;
   std::atomic<std::uint64_t> generation{0};
+  std::atomic<pid_t> pid{-1};
 
   // Guarded by WorkerManager's mutex.
-  pid_t pid = -1;
   Descriptor pidfd;
   ChildState state = ChildState::kStarting;
   std::string first_cause;  // CP-4: what every later use of this child repeats
-  bool forked_by_spare = false;
 };
 
 }  // namespace simpler

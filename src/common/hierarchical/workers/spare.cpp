@@ -1,16 +1,13 @@
 #include "hierarchical/workers/spare.h"
 
-#include <poll.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <string>
 
 #include "hierarchical/base/error.h"
+#include "hierarchical/os/messages.h"
+#include "hierarchical/os/poller.h"
 
 namespace simpler {
 
@@ -23,6 +20,15 @@ struct ForkRequest {
   std::uint32_t reserved;
   std::uint64_t generation;
 };
+template <typename Record>
+std::span<const std::byte> bytes_of(const Record& record) {
+  return std::as_bytes(std::span(&record, 1));
+}
+template <typename Record>
+std::span<std::byte> writable_bytes_of(Record& record) {
+  return std::as_writable_bytes(std::span(&record, 1));
+}
+
 struct ForkReply {
   std::int32_t pid;    // -1: failed
   std::int32_t error;  // errno of the failure
@@ -34,76 +40,19 @@ struct ExitMessage {
   std::int32_t core_dumped;
 };
 
-// One record with at most one descriptor. False on a closed or broken stream.
-bool send_record(int socket, const void* data, std::size_t size, int descriptor) {
-  iovec part{const_cast<void*>(data), size};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  if (descriptor >= 0) {
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
-  }
-  ssize_t sent = -1;
-  do {
-    sent = sendmsg(socket, &message, MSG_NOSIGNAL);
-  } while (sent < 0 && errno == EINTR);
-  return sent == static_cast<ssize_t>(size);
-}
-
-bool receive_record(int socket, void* data, std::size_t size, Descriptor& descriptor) {
-  iovec part{data, size};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  ssize_t got = -1;
-  do {
-    got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_WAITALL);
-  } while (got < 0 && errno == EINTR);
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
-       header = CMSG_NXTHDR(&message, header)) {
-    if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
-      int received = -1;
-      std::memcpy(&received, CMSG_DATA(header), sizeof(int));
-      descriptor = Descriptor(received);
-    }
-  }
-  return got == static_cast<ssize_t>(size);
-}
-
-bool poll_until(std::vector<pollfd>& polled, Deadline deadline) {
-  for (;;) {
-    const Nanoseconds left = deadline.remaining_ns();
-    const int timeout = deadline.is_never() ? -1 : static_cast<int>((left + 999'999) / 1'000'000);
-    const int ready = poll(polled.data(), polled.size(), timeout);
-    if (ready > 0) return true;
-    if (ready == 0 && deadline.passed()) return false;
-    if (ready < 0 && errno != EINTR) return false;
-  }
-}
-
 class Spare {
  public:
   explicit Spare(const SpareDuties& duties) : duties_(duties) {}
 
   int run() {
     for (;;) {
-      std::vector<pollfd> polled{{duties_.request_socket, POLLIN, 0},
-                                 {duties_.parent_pidfd, POLLIN, 0}};
-      for (const Child& child : own_) polled.push_back({child.pidfd.get(), POLLIN, 0});
-      poll_until(polled, Deadline::never());
-      if (polled[1].revents != 0) return finish();
-      report_ended(polled);
-      if (polled[0].revents != 0 && !serve_request()) return finish();
+      Poller poller;
+      const std::size_t request = poller.add(duties_.request_socket);
+      const std::size_t parent = poller.add(duties_.parent_pidfd);
+      for (const Child& child : own_) poller.add(child.pidfd.get());
+      if (!poller.wait(Deadline::never()) || poller.ready(parent)) return finish();
+      report_ended(poller, parent + 1);
+      if (poller.ready(request) && !serve_request()) return finish();
     }
   }
 
@@ -116,7 +65,8 @@ class Spare {
   bool serve_request() {
     ForkRequest request{};
     Descriptor log_socket;
-    if (!receive_record(duties_.request_socket, &request, sizeof request, log_socket)) return false;
+    if (!receive_record(duties_.request_socket, writable_bytes_of(request), log_socket))
+      return false;
     ForkReply reply{-1, 0};
     Descriptor pidfd;
     try {
@@ -126,23 +76,20 @@ class Spare {
     } catch (const std::exception&) {
       reply.error = errno != 0 ? errno : EAGAIN;
     }
-    const bool sent = send_record(duties_.request_socket, &reply, sizeof reply, pidfd.get());
+    const bool sent = send_record(duties_.request_socket, bytes_of(reply), pidfd.get());
     if (pidfd.valid()) own_.push_back({reply.pid, std::move(pidfd)});
     return sent;
   }
 
-  void report_ended(const std::vector<pollfd>& polled) {
-    for (std::size_t i = polled.size(); i-- > 2;) {
-      if (polled[i].revents == 0) continue;
-      Child& child = own_[i - 2];
+  void report_ended(const Poller& poller, std::size_t first) {
+    for (std::size_t i = own_.size(); i-- > 0;) {
+      if (!poller.ready(first + i)) continue;
+      const Child& child = own_[i];
       const ExitStatus status = reap(child.pidfd.get());
       const ExitMessage message{child.pid, static_cast<std::int32_t>(status.kind), status.value,
                                 status.core_dumped};
-      // A record smaller than PIPE_BUF is written whole or not at all; without a reader nobody
-      // asks.
-      while (write(duties_.report_pipe, &message, sizeof message) < 0 && errno == EINTR) {
-      }
-      own_.erase(own_.begin() + static_cast<std::ptrdiff_t>(i - 2));
+      write_record(duties_.report_pipe, bytes_of(message));  // without a reader nobody asks
+      own_.erase(own_.begin() + static_cast<std::ptrdiff_t>(i));
     }
   }
 
@@ -174,23 +121,25 @@ void SpareHandle::set(pid_t pid, Descriptor pidfd, Descriptor request_socket,
   report_pipe_ = std::move(report_pipe);
 }
 
-SpareHandle::Replacement SpareHandle::fork_child(int index, std::uint64_t generation,
-                                                 const Descriptor& log_socket, Deadline deadline) {
-  const std::lock_guard lock(mutex_);
-  const Error gone(ErrorCode::kWorkerDied,
-                   "the spare process (pid " + std::to_string(pid_) +
-                       ") is gone: nothing can be restarted in this tree any more");
-  const ForkRequest request{index, 0, generation};
-  if (!request_socket_.valid() ||
-      !send_record(request_socket_.get(), &request, sizeof request, log_socket.get())) {
-    throw gone;
-  }
-  std::vector<pollfd> polled{{request_socket_.get(), POLLIN, 0}};
-  if (!poll_until(polled, deadline))
+Error SpareHandle::gone() const {
+  return {ErrorCode::kWorkerDied, "the spare process (pid " + std::to_string(pid_) +
+                                      ") is gone: nothing can be restarted in this tree any more"};
+}
+
+SpareHandle::Replacement SpareHandle::wait_reply(Deadline deadline) {
+  Poller poller;
+  const std::size_t reply_due = poller.add(request_socket_.get());
+  const std::size_t cancelled = poller.add(cancel_.get());
+  if (!poller.wait(deadline) || (poller.ready(cancelled) && !poller.ready(reply_due))) {
     throw Error(ErrorCode::kTimedOut, "the spare process did not fork in time");
+  }
   ForkReply reply{};
   Replacement replacement;
-  if (!receive_record(request_socket_.get(), &reply, sizeof reply, replacement.pidfd)) throw gone;
+  if (!receive_record(request_socket_.get(), writable_bytes_of(reply), replacement.pidfd)) {
+    request_socket_.reset();
+    throw gone();
+  }
+  reply_due_ = false;
   if (reply.pid < 0 || !replacement.pidfd.valid()) {
     throw Error(ErrorCode::kSystem,
                 std::string("the spare process could not fork: ") + std::strerror(reply.error));
@@ -199,6 +148,35 @@ SpareHandle::Replacement SpareHandle::fork_child(int index, std::uint64_t genera
   return replacement;
 }
 
+void SpareHandle::settle(Deadline deadline) {
+  const std::lock_guard lock(mutex_);
+  if (!request_socket_.valid()) throw gone();
+  if (!reply_due_) return;
+  Replacement late;
+  try {
+    late = wait_reply(deadline);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kSystem) return;  // it could not fork: nothing to end
+    throw;
+  }
+  send_signal(late.pidfd.get(), SIGKILL);
+  wait_process_end(late.pidfd.get(), deadline);
+}
+
+SpareHandle::Replacement SpareHandle::fork_child(int index, std::uint64_t generation,
+                                                 const Descriptor& log_socket, Deadline deadline) {
+  const std::lock_guard lock(mutex_);
+  const ForkRequest request{index, 0, generation};
+  if (!request_socket_.valid() ||
+      !send_record(request_socket_.get(), bytes_of(request), log_socket.get())) {
+    throw gone();
+  }
+  reply_due_ = true;
+  return wait_reply(deadline);
+}
+
+void SpareHandle::cancel() noexcept { event_notify(cancel_.get()); }
+
 void SpareHandle::dismiss() {
   const std::lock_guard lock(mutex_);
   request_socket_.reset();
@@ -206,11 +184,7 @@ void SpareHandle::dismiss() {
 
 std::optional<SpareExitReport> SpareHandle::read_report() {
   ExitMessage message{};
-  ssize_t got = -1;
-  do {
-    got = read(report_pipe_.get(), &message, sizeof message);
-  } while (got < 0 && errno == EINTR);
-  if (got != static_cast<ssize_t>(sizeof message)) return std::nullopt;
+  if (!read_record(report_pipe_.get(), writable_bytes_of(message))) return std::nullopt;
   const auto kind =
       message.kind >= 0 && message.kind <= static_cast<int>(ExitStatus::Kind::kUnknown)
           ? static_cast<ExitStatus::Kind>(message.kind)

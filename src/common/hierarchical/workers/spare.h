@@ -9,14 +9,13 @@
 // over a pipe of their own, since only the spare can wait for them.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <functional>
 #include <mutex>
 #include <optional>
 #include <vector>
 
+#include "hierarchical/base/error.h"
 #include "hierarchical/os/descriptor.h"
 #include "hierarchical/os/process.h"
 
@@ -47,9 +46,12 @@ class SpareHandle {
     Descriptor pidfd;
   };
 
-  SpareHandle() = default;
+  SpareHandle() : cancel_(make_event()) {}
   void set(pid_t pid, Descriptor pidfd, Descriptor request_socket, Descriptor report_pipe);
 
+  // A fork that was not waited for to its end may have happened since: ends that process. Before
+  // anything is posted that it could take for its own. Throws as fork_child.
+  void settle(Deadline deadline);
   // Throws Error{kWorkerDied} when the spare is gone, Error{kTimedOut}, Error{kSystem} when its
   // fork failed.
   Replacement fork_child(int index, std::uint64_t generation, const Descriptor& log_socket,
@@ -61,14 +63,21 @@ class SpareHandle {
   // The next report; nullopt at the end of the stream (the spare is gone). REQUIRES: the pipe is
   // readable.
   std::optional<SpareExitReport> read_report();
+  // Waits for the spare end now and later as if their time had run out.
+  void cancel() noexcept;
   // The end of the request stream tells the spare to leave.
   void dismiss();
 
  private:
+  [[nodiscard]] Error gone() const;
+  Replacement wait_reply(Deadline deadline);  // REQUIRES: mutex_ held
+
   std::mutex mutex_;  // one request at a time
   pid_t pid_ = -1;
   Descriptor pidfd_;
-  Descriptor request_socket_;
+  Descriptor cancel_;
+  Descriptor request_socket_;  // guarded by mutex_
+  bool reply_due_ = false;     // guarded by mutex_
   Descriptor report_pipe_;
 };
 

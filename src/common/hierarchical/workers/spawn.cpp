@@ -1,15 +1,9 @@
 #include "hierarchical/workers/spawn.h"
 
-#include <pthread.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <unistd.h>
-
 #include <cstdio>
 #include <exception>
-#include <thread>
 
-#include "hierarchical/os/process.h"
+#include "hierarchical/os/thread.h"
 
 namespace simpler {
 
@@ -18,15 +12,10 @@ namespace {
 // One thread sleeps in poll on the parent's pidfd. PR_SET_PDEATHSIG would fire when the thread that
 // forked ends, and a handler in Python would need the GIL; this needs neither.
 void start_parent_watch(int parent_pidfd) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before);
-  std::thread([parent_pidfd] {
+  start_quiet_thread("simpler-parent", [parent_pidfd] {
     wait_process_end(parent_pidfd, Deadline::never());
-    _exit(kParentDied);
+    exit_now(kParentDied);
   }).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 [[noreturn]] void run_child(const ForkHooks& hooks, const ChildPlan& plan,
@@ -38,7 +27,7 @@ void start_parent_watch(int parent_pidfd) {
     if (hooks.after_in_child) hooks.after_in_child();
     seal_regions_except(plan.regions);
     detach_inherited_descriptors(plan.descriptors);
-    prctl(PR_SET_NAME, plan.process_name.c_str());
+    set_process_name(plan.process_name);
     code = entry();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "simpler: child %s: %s\n", plan.process_name.c_str(), error.what());
@@ -46,7 +35,7 @@ void start_parent_watch(int parent_pidfd) {
     std::fprintf(stderr, "simpler: child %s: unknown exception\n", plan.process_name.c_str());
   }
   std::fflush(nullptr);
-  _exit(code);
+  exit_now(code);
 }
 
 }  // namespace

@@ -4,13 +4,12 @@
 // Fork: this is the fork. Nothing of ours may run in the child but what spawn_child calls.
 #pragma once
 
-#include <sys/types.h>
-
 #include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "hierarchical/os/process.h"
 #include "hierarchical/os/shared_region.h"
 
 namespace simpler {

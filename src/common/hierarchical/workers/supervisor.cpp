@@ -1,15 +1,11 @@
 #include "hierarchical/workers/supervisor.h"
 
-#include <poll.h>
-#include <pthread.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
+
+#include "hierarchical/os/messages.h"
+#include "hierarchical/os/poller.h"
+#include "hierarchical/os/thread.h"
 
 namespace simpler {
 
@@ -17,6 +13,9 @@ namespace {
 
 constexpr Nanoseconds kTrimAfter = 1'000'000'000;
 constexpr std::size_t kMaxLogFrame = std::size_t{16} << 20;
+// Per look at one child: more than its socket holds, so that its last words are among them, and
+// little enough that a child that never stops talking hides no other's death.
+constexpr std::size_t kMaxLogBytesAtOnce = std::size_t{1} << 20;
 
 }  // namespace
 
@@ -28,34 +27,24 @@ void Supervisor::watch(Child child) {
     const std::lock_guard lock(mutex_);
     new_.push_back(std::move(child));
   }
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof one);
+  event_notify(wake_.get());
 }
 
 void Supervisor::poke_trim() {
   const std::int64_t before =
       trim_at_.exchange(monotonic_now() + kTrimAfter, std::memory_order_relaxed);
-  if (before != 0) return;  // awake for it already
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof one);
+  if (before == 0) event_notify(wake_.get());  // else it is awake for it already
 }
 
 void Supervisor::start() {
   if (thread_.joinable()) return;
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before);  // LC-4: signals are for the threads of the program
-  thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_setname_np(thread_.native_handle(), "simpler-watch");
+  thread_ = start_quiet_thread("simpler-watch", [this] { run(); });
 }
 
 void Supervisor::stop() {
   if (!thread_.joinable()) return;
   stopping_.store(true, std::memory_order_seq_cst);
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof one);
+  event_notify(wake_.get());
   thread_.join();
 }
 
@@ -73,37 +62,29 @@ void Supervisor::take_new() {
 }
 
 void Supervisor::poll_once() {
-  // Order: wake, spare, reports, then a pidfd and a log socket per child. poll ignores negative
-  // descriptors.
-  std::vector<pollfd> polled{{wake_.get(), POLLIN, 0},
-                             {spare_alive_ ? spare_.pidfd() : -1, POLLIN, 0},
-                             {reports_open_ ? spare_.report_pipe() : -1, POLLIN, 0}};
+  Poller poller;
+  const std::size_t wake = poller.add(wake_.get());
+  const std::size_t spare = poller.add(spare_alive_ ? spare_.pidfd() : -1);
+  const std::size_t reports = poller.add(reports_open_ ? spare_.report_pipe() : -1);
+  const std::size_t children = reports + 1;  // from here a pidfd and a log socket each
   for (const Watched& watched : watched_) {
-    polled.push_back({watched.awaiting_report ? -1 : watched.child.pidfd, POLLIN, 0});
-    polled.push_back({watched.child.log_socket.get(), POLLIN, 0});
+    poller.add(watched.awaiting_report ? -1 : watched.child.pidfd);
+    poller.add(watched.child.log_socket.get());
   }
-  int timeout = -1;
   const std::int64_t trim_at = trim_at_.load(std::memory_order_relaxed);
-  if (trim_at != 0) {
-    timeout =
-        static_cast<int>(std::max<std::int64_t>(0, (trim_at - monotonic_now()) / 1'000'000 + 1));
-  }
-  const int ready = poll(polled.data(), polled.size(), timeout);
-  if (ready == 0 && trim_at != 0 && trim_at_.load(std::memory_order_relaxed) <= monotonic_now()) {
+  if (!poller.wait(trim_at != 0 ? Deadline::at(trim_at) : Deadline::never())) {
+    if (trim_at_.load(std::memory_order_relaxed) > monotonic_now()) return;  // used again meanwhile
     trim_at_.store(0, std::memory_order_relaxed);
     delegate_.trim();
+    return;
   }
-  if (ready <= 0) return;
-  if (polled[0].revents != 0) {
-    std::uint64_t count = 0;
-    [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof count);
-  }
+  if (poller.ready(wake)) event_drain(wake_.get());
   for (std::size_t i = watched_.size(); i-- > 0;) {  // backwards: handle_end may erase
-    if (polled[4 + 2 * i].revents != 0) read_log(watched_[i]);
-    if (polled[3 + 2 * i].revents != 0) handle_end(i);
+    if (poller.ready(children + 2 * i + 1)) read_log(watched_[i]);
+    if (poller.ready(children + 2 * i)) handle_end(i);
   }
-  if (polled[2].revents != 0) handle_report();
-  if (polled[1].revents != 0) {
+  if (poller.ready(reports)) handle_report();
+  if (poller.ready(spare)) {
     spare_alive_ = false;
     delegate_.spare_ended(reap(spare_.pidfd()));
   }
@@ -111,30 +92,35 @@ void Supervisor::poll_once() {
 
 void Supervisor::read_log(Watched& watched) {
   std::array<std::byte, 65536> chunk;
-  for (;;) {
-    const ssize_t got =
-        recv(watched.child.log_socket.get(), chunk.data(), chunk.size(), MSG_DONTWAIT);
-    if (got < 0 && errno == EINTR) continue;
-    if (got == 0 || (got < 0 && errno != EAGAIN)) watched.child.log_socket.reset();
-    if (got <= 0) return;
-    watched.received.insert(watched.received.end(), chunk.begin(), chunk.begin() + got);
-    std::size_t start = 0;
-    while (watched.received.size() - start >= sizeof(std::uint32_t)) {
-      std::uint32_t length = 0;
-      std::memcpy(&length, watched.received.data() + start, sizeof length);
-      if (length > kMaxLogFrame) {  // not a frame of ours: the stream cannot be trusted any more
-        watched.child.log_socket.reset();
-        watched.received.clear();
-        return;
-      }
-      if (watched.received.size() - start - sizeof length < length) break;
-      const auto* frame = watched.received.data() + start + sizeof length;
-      delegate_.child_logged(watched.child.index, std::vector<std::byte>(frame, frame + length));
-      start += sizeof length + length;
+  for (std::size_t total = 0; total < kMaxLogBytesAtOnce;) {
+    const auto got = poll_receive(watched.child.log_socket.get(), chunk);
+    if (!got) watched.child.log_socket.reset();
+    if (!got || *got == 0) return;
+    total += *got;
+    watched.received.insert(watched.received.end(), chunk.data(), chunk.data() + *got);
+    if (!take_frames(watched)) {  // the stream cannot be trusted any more
+      watched.child.log_socket.reset();
+      watched.received.clear();
+      return;
     }
-    watched.received.erase(watched.received.begin(),
-                           watched.received.begin() + static_cast<std::ptrdiff_t>(start));
   }
+}
+
+bool Supervisor::take_frames(Watched& watched) {
+  const std::vector<std::byte>& received = watched.received;
+  std::size_t start = 0;
+  std::uint32_t length = 0;
+  while (received.size() - start >= sizeof length) {
+    std::memcpy(&length, received.data() + start, sizeof length);
+    if (length > kMaxLogFrame) return false;
+    if (received.size() - start - sizeof length < length) break;
+    const std::byte* frame = received.data() + start + sizeof length;
+    delegate_.child_logged(watched.child.index, std::vector<std::byte>(frame, frame + length));
+    start += sizeof length + length;
+  }
+  watched.received.erase(watched.received.begin(),
+                         watched.received.begin() + static_cast<std::ptrdiff_t>(start));
+  return true;
 }
 
 void Supervisor::handle_end(std::size_t position) {

@@ -7,8 +7,6 @@
 // the supervisor's thread only. Fork: start() after the last fork of init.
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -65,6 +63,7 @@ class Supervisor {
   void take_new();
   void poll_once();
   void read_log(Watched& watched);
+  bool take_frames(Watched& watched);  // false for what is not a frame of ours
   void handle_end(std::size_t position);
   void handle_report();
   void finish(std::size_t position, const ExitStatus& status);

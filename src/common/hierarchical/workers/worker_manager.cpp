@@ -1,16 +1,13 @@
 #include "hierarchical/workers/worker_manager.h"
 
-#include <fcntl.h>
-#include <signal.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <csignal>
 #include <cstdio>
 
 #include "hierarchical/base/error.h"
 #include "hierarchical/ipc/control_protocol.h"
-#include "hierarchical/os/process.h"
 
 namespace simpler {
 
@@ -20,10 +17,12 @@ namespace {
 // not waited for for ever.
 constexpr Nanoseconds kReapPatience = 2'000'000'000;
 
+// `since_ns` is the child's word: it may be any number.
 std::string seconds_text(Nanoseconds since_ns) {
+  const Nanoseconds now = monotonic_now();
+  const Nanoseconds spent = since_ns > 0 && since_ns < now ? now - since_ns : 0;
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.3f s",
-                static_cast<double>(monotonic_now() - since_ns) * 1e-9);
+  std::snprintf(text.data(), text.size(), "%.3f s", static_cast<double>(spent) * 1e-9);
   return text.data();
 }
 
@@ -82,9 +81,16 @@ void WorkerManager::stop(Deadline deadline) {
     const std::lock_guard lock(mutex_);
     if (stopped_) return;
   }
-  // A restart under way ends first: its child must not be born behind our back. It fails soon,
-  // since its waits fail.
-  stopping_.store(true, std::memory_order_seq_cst);
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_.store(true, std::memory_order_seq_cst);
+    // A restart under way ends first: its child must not be born behind our back. It fails soon,
+    // since the spare answers no more and the child that it waits for is killed.
+    for (const auto& child : children_) {
+      if (child->state == ChildState::kStarting) send_signal(child->pidfd.get(), SIGKILL);
+    }
+  }
+  spare_.cancel();
   for (const auto& child : children_) {
     child->control.fail_all(true);
     child->ring.fail_all();
@@ -149,18 +155,11 @@ std::vector<std::byte> WorkerManager::restart(int worker, Deadline deadline, Int
                 target.describe() + " is alive: only a dead worker can be restarted");
   }
   // Callers of the dead child are awake and about to let go of their slots.
-  for (;;) {
-    const std::uint32_t seen = release_seen(target.block.slots_released);
-    if (target.control.all_released()) break;
-    release_sleep(target.block.slots_released, seen, next_slice(deadline, interrupt));
-    if (interrupt != nullptr && interrupt->pending()) {
-      throw CallError(CallError::Kind::kInterrupted, worker,
-                      "interrupted while restarting " + target.describe());
-    }
-    if (deadline.passed()) {
-      throw CallError(CallError::Kind::kTimedOut, worker,
-                      "calls of the dead " + target.describe() + " have not returned");
-    }
+  wait_all_released(target, deadline, interrupt);
+  try {
+    spare_.settle(deadline);
+  } catch (const Error& error) {
+    throw CallError(CallError::Kind::kStartup, worker, error.what());
   }
   target.control.reset();
   target.ring.reset();
@@ -169,8 +168,7 @@ std::vector<std::byte> WorkerManager::restart(int worker, Deadline deadline, Int
   start_replacement(target, deadline);
   try {
     std::vector<std::byte> answer = wait_start(target, deadline, interrupt);
-    target.control.open();
-    target.ring.open();
+    open_channel(target);
     return answer;
   } catch (...) {
     kill(worker);
@@ -179,10 +177,30 @@ std::vector<std::byte> WorkerManager::restart(int worker, Deadline deadline, Int
   }
 }
 
+void WorkerManager::wait_all_released(ChildProcess& target, Deadline deadline,
+                                      Interrupt* interrupt) {
+  for (;;) {
+    const std::uint32_t seen = release_seen(target.block.slots_released);
+    if (target.control.all_released()) return;
+    release_sleep(target.block.slots_released, seen, next_slice(deadline, interrupt));
+    if (stopping()) throw gone_error(target.index);
+    if (interrupt != nullptr && interrupt->pending()) {
+      throw CallError(CallError::Kind::kInterrupted, target.index,
+                      "interrupted while restarting " + target.describe());
+    }
+    if (deadline.passed()) {
+      throw CallError(CallError::Kind::kTimedOut, target.index,
+                      "calls of the dead " + target.describe() + " have not returned");
+    }
+  }
+}
+
 void WorkerManager::start_replacement(ChildProcess& target, Deadline deadline) {
-  auto [ours, theirs] = make_socket_pair();
   SpareHandle::Replacement replacement;
+  Descriptor log_socket;
   try {
+    auto [ours, theirs] = make_socket_pair();
+    log_socket = std::move(ours);
     replacement = spare_.fork_child(target.index, target.generation.load(), theirs, deadline);
   } catch (const Error& error) {
     target.control.cancel_lifecycle();
@@ -193,7 +211,21 @@ void WorkerManager::start_replacement(ChildProcess& target, Deadline deadline) {
   target.pidfd = std::move(replacement.pidfd);
   target.state = ChildState::kStarting;
   target.first_cause.clear();
-  supervisor_.watch({target.index, target.pid, target.pidfd.get(), std::move(ours), true});
+  supervisor_.watch({target.index, target.pid, target.pidfd.get(), std::move(log_socket), true});
+  if (stopping()) send_signal(target.pidfd.get(), SIGKILL);  // else stop() does
+}
+
+void WorkerManager::open_channel(ChildProcess& target) {
+  {
+    // Under the lock: whoever makes the child dead, or stops the tree, closes the channel after it.
+    const std::lock_guard lock(mutex_);
+    if (target.state == ChildState::kReady && !stopping()) {
+      target.control.open();
+      target.ring.open();
+      return;
+    }
+  }
+  throw gone_error(target.index);
 }
 
 WorkerManager::ChildReport WorkerManager::report(int worker) {
@@ -218,8 +250,7 @@ CallError WorkerManager::gone_error(int worker) {
 
 CallError WorkerManager::timed_out_error(ChildProcess& child, const ControlRequest& request,
                                          bool started) {
-  std::string text =
-      listener_.name_of_request(request.op, request.arg) + " on " + child.describe();
+  std::string text = listener_.name_of_request(request.op, request.arg) + " on " + child.describe();
   const std::string activity = describe_activity(child);
   text += started ? " has begun but not ended" : " has not begun";
   if (!activity.empty()) text += "; the child is " + activity;

@@ -113,7 +113,9 @@ class WorkerManager : private SupervisorDelegate {
   void post_start(ChildProcess& child, Deadline deadline);
   std::vector<std::vector<std::byte>> wait_all_started(Deadline deadline, Interrupt* interrupt);
   std::vector<std::byte> wait_start(ChildProcess& child, Deadline deadline, Interrupt* interrupt);
+  void wait_all_released(ChildProcess& child, Deadline deadline, Interrupt* interrupt);
   void start_replacement(ChildProcess& child, Deadline deadline);
+  void open_channel(ChildProcess& child);
   void end_everything() noexcept;
   bool wait_all_ended(Deadline deadline);
   void signal_remaining(int signal);
