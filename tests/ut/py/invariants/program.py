@@ -105,7 +105,7 @@ class Program:
 
 
 def run_program(body: str, *args: object, prefix: tuple[str, ...] = ()) -> str:
-    """Run a program to its end; what it said. It must exit with 0 and write nothing to stderr."""
+    """Run a program to its end; what it said. It must exit with 0 and no exception may get lost in it."""
     done = subprocess.run(
         [*prefix, sys.executable, "-c", source(body), *map(str, args)],
         stdin=subprocess.DEVNULL,
@@ -114,5 +114,8 @@ def run_program(body: str, *args: object, prefix: tuple[str, ...] = ()) -> str:
         start_new_session=True,
         check=False,
     )
-    assert (done.returncode, done.stderr.decode()) == (0, ""), done.stdout.decode()
+    errors = done.stderr.decode()
+    assert done.returncode == 0, errors
+    assert "Traceback" not in errors
+    assert "Exception" not in errors
     return done.stdout.decode()
