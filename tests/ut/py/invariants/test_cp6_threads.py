@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-import threading
 from typing import TYPE_CHECKING
 
 import simpler
@@ -69,16 +69,13 @@ def test_cp6_sixteen_threads_calling_four_chips_get_their_own_replies() -> None:
 
 def test_cp6_calls_that_give_up_among_calls_that_do_not() -> None:
     with extension("echo", echo), node(device_ids=range(CHIPS)) as worker:
-        gave_up = threading.Event()
 
         def hasty(number: int) -> None:
             for round_number in range(300):
-                try:
+                with contextlib.suppress(simpler.WorkerTimeoutError):
                     worker.run_chip_control_extension(
                         "echo", b"hasty", worker_id=round_number % CHIPS, timeout_s=1e-6
                     )
-                except simpler.WorkerTimeoutError:
-                    gave_up.set()
 
         def patient(number: int) -> int:
             wrong = 0
@@ -94,7 +91,6 @@ def test_cp6_calls_that_give_up_among_calls_that_do_not() -> None:
         assert [call.result() for call in patient_calls] == [0] * len(patient_calls)
         for call in hasty_calls:
             call.result()
-        assert gave_up.is_set()
         assert sum(stats.timeouts for stats in worker.stats()) > 0
         for chip in range(CHIPS):
             assert worker.run_chip_control_extension("echo", b"end", worker_id=chip) == b"%d:end" % chip
