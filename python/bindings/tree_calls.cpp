@@ -1,6 +1,7 @@
 // Tree's blocking calls as C methods: the time of a call is the time of the exchange, not of its
 // binding.
 #include <array>
+#include <climits>
 #include <vector>
 
 #include "errors.h"
@@ -40,6 +41,15 @@ class Arguments {
     const long value = PyLong_AsLong(args_[i]);
     if (value == -1 && PyErr_Occurred() != nullptr) ok_ = false;
     return value;
+  }
+  // A worker's index: any int, so that one out of range is refused as such.
+  int worker(int i) {
+    if (!ok_) return 0;
+    int overflow = 0;
+    const long value = PyLong_AsLongAndOverflow(args_[i], &overflow);
+    if (value == -1 && PyErr_Occurred() != nullptr) ok_ = false;
+    if (overflow != 0 || value < -1 || value > INT_MAX) return -1;
+    return static_cast<int>(value);
   }
   std::uint64_t number(int i) {
     if (!ok_) return 0;
@@ -125,11 +135,11 @@ PyObject* run_call(PyObject* self, PyObject* const* args, Py_ssize_t given, bool
     const ReadBuffer meta(args[4]);
     const ReadBuffer payload(args[5]);
     if (!meta.ok() || !payload.ok()) return nullptr;
-    const long worker = arguments.integer(0);
+    const int worker = arguments.worker(0);
     ControlRequest request = request_from(arguments, 1, meta, payload);
     if (held) request.hold = arguments.number(7);
     if (!arguments.ok()) return nullptr;
-    ChildProcess& child = running->manager().child(static_cast<int>(worker));
+    ChildProcess& child = running->manager().child(worker);
     try {
       return call(*running, child, request);
     } catch (const CallError& error) {
@@ -156,12 +166,12 @@ PyObject* tree_publish(PyObject* self, PyObject* const* args, Py_ssize_t given) 
     if (!running) return nullptr;
     const ReadBuffer task(args[2]);
     if (!task.ok()) return nullptr;
-    const long worker = arguments.integer(0);
+    const int worker = arguments.worker(0);
     const auto callable = static_cast<std::uint32_t>(arguments.integer(1));
     const std::uint64_t after = arguments.number(3);
     const double timeout_s = arguments.real(4);
     if (!arguments.ok()) return nullptr;
-    ChildProcess& child = running->manager().child(static_cast<int>(worker));
+    ChildProcess& child = running->manager().child(worker);
     std::uint64_t seq = 0;
     const bool at_once = task.bytes().size() <= kTaskInlineBytes && child.ring.has_room_now() &&
                          child.ring.publish(callable, task.bytes(), after, Deadline::at(0), nullptr,
@@ -200,11 +210,11 @@ PyObject* tree_wait_task(PyObject* self, PyObject* const* args, Py_ssize_t given
     if (!arguments.ok()) return nullptr;
     const auto running = tree.use();
     if (!running) return nullptr;
-    const long worker = arguments.integer(0);
+    const int worker = arguments.worker(0);
     const std::uint64_t seq = arguments.number(1);
     const double timeout_s = arguments.real(2);
     if (!arguments.ok()) return nullptr;
-    ChildProcess& child = running->manager().child(static_cast<int>(worker));
+    ChildProcess& child = running->manager().child(worker);
     TaskOutcome outcome;
     bool done = false;
     if (timeout_s <= 0 || child.ring.spin(seq, kSpinWithGil)) {

@@ -1,5 +1,6 @@
 #include "hierarchical/runtime.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "hierarchical/base/error.h"
@@ -89,7 +90,7 @@ std::shared_ptr<StagedBlock> RunningTree::wait_stage(ChildProcess& child,
 }
 
 int RunningTree::poll_post(ChildProcess& child, const ControlRequest& request) {
-  if (request.nbytes() > kSlotInlineBytes) return -1;
+  if (request.nbytes() > std::min(kSlotInlineBytes, manager_.options().max_payload)) return -1;
   const int slot = child.control.poll_slot();
   if (slot < 0) return -1;
   child.control.fill(slot, request, nullptr);
