@@ -124,44 +124,18 @@ class Run:
         """Send one task unless an earlier one has failed; `use` is released when it has ended."""
         handle = TaskHandle(self, name, worker, use)
         last = self._last
-        if (
-            use is None
-            and last is not None
-            and last.finished
-            and self._failed is None
-            and self._deadline == _INF
-        ):
-            # Nothing to wait for and nothing to give back: the rest of this method would come to this.
-            try:
-                handle.seq = self._publish(worker, callable_id, args, 0, _INF)
-            except WorkerDiedError as error:
-                self._fail(handle, error)
-                return handle
-            self._last = handle
-            self._open.append(handle)
-            return handle
+        behind = last is not None and not last.finished
         try:
-            if (
-                last is not None
-                and not last.finished
-                and last.worker_id != worker
-                and not self.settle(last, math.inf)
-            ):
-                raise self.timed_out(last, None)
-            left = self.left()
-            if left <= 0:
-                raise self.timed_out(handle, None)
-            if use is not None:
-                use.waiter = handle.wait_for_use
-                if not use.wait(left):
-                    raise self.timed_out(handle, None)
+            if behind or use is not None or self._deadline != _INF:
+                self._wait_turn(handle, last if behind else None, use)
             if self._failed is not None:
                 self._poison(handle)
                 return handle
             after = last.seq if last is not None and not last.finished else 0
+            left = _INF if self._deadline == _INF else self.left()
             handle.seq = self._publish(worker, callable_id, args, after, left)
         except WorkerDiedError as error:
-            self.drain(left)
+            self.drain(self.left())
             if self._failed is None:
                 self._fail(handle, error)
             else:
@@ -174,6 +148,18 @@ class Run:
         self._last = handle
         self._open.append(handle)
         return handle
+
+    def _wait_turn(self, handle: TaskHandle, last: TaskHandle | None, use: Use | None) -> None:
+        """Wait until `handle` may be sent: behind `last` in its ring, else when that has ended."""
+        if last is not None and last.worker_id != handle.worker_id and not self.settle(last, _INF):
+            raise self.timed_out(last, None)
+        left = self.left()
+        if left <= 0:
+            raise self.timed_out(handle, None)
+        if use is not None:
+            use.waiter = handle.wait_for_use
+            if not use.wait(left):
+                raise self.timed_out(handle, None)
 
     def settle_oldest(self, handle: TaskHandle) -> bool:
         """The common case of `settle`, made short: no limit, and no other task to collect first.

@@ -44,9 +44,9 @@ def prepare() -> ThreadpoolController:
 
 
 def _shrink_pool(library: Any) -> None:
-    """Keep OpenBLAS's setter from starting the pool anew, as large as the parent's, which it does after a fork.
+    """Keep OpenBLAS's setter from starting a pool as large as the parent's, which it does after a fork.
 
-    The size is a variable that libraries of this kind export; where they do not, the threads start and sleep.
+    The size is a variable that the library exports; where it does not, the threads start and sleep.
     """
     if library.internal_api == "openblas":
         with contextlib.suppress(ValueError):  # no such symbol
