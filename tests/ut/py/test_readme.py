@@ -17,11 +17,43 @@ IPC = ROOT / "src" / "common" / "hierarchical" / "ipc"
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(?:#[^)]*)?\)")
 
 
+ENGINE = """
+class TransferEngine:
+    def __init__(self, protocol): self.protocol, self.ranges = protocol, {}
+    def register_memory(self, address, nbytes): self.ranges[address] = nbytes
+    def endpoint(self): return f"{self.protocol} {self.ranges}"
+    def close(self): self.ranges.clear()
+
+KV_BYTES = 1024
+"""
+RUN = """
+import numpy as np
+from simpler import Tag, TaskArgs, Worker
+
+def kernel(x, number):
+    x += number
+    return float(x.sum())
+
+worker = Worker(level=3, device_ids=[0])
+worker.init()
+x = worker.malloc(400).tensor((100,), np.float32)
+"""
+# Which Python blocks of the documents are programs, given what the text around them leaves out.
+PROGRAMS = {
+    ("extensions.md", 0): "",
+    ("extensions.md", 1): RUN.splitlines()[2] + ENGINE,
+    ("tasks.md", 0): RUN,
+}
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks of that language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
 def block(text: str, language: str) -> str:
-    """The first fenced block of that language."""
-    found = re.search(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    assert found is not None, f"no {language} block"
-    return found[1]
+    """The first of them."""
+    return blocks(text, language)[0]
 
 
 def table(text: str, first_column: str) -> list[list[str]]:
@@ -52,6 +84,22 @@ def test_the_example_of_the_readme_runs_and_prints_what_the_readme_says(tmp_path
     ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert re.sub(r"pid \d+", "pid 4242", ended.stdout) == block(readme, "text")
+
+
+@pytest.mark.parametrize(("document", "position"), PROGRAMS)
+def test_the_programs_of_the_documents_run(document: str, position: int, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
+    program = tmp_path / "program.py"
+    imports = "from simpler import register_chip_control_extension\n"
+    source = imports + PROGRAMS[document, position] + blocks(text, "python")[position]
+    program.write_text(source, encoding="utf-8")
+    ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_the_kernel_of_the_documents_compiles() -> None:
+    text = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+    assert simpler.compile_kernel(block(text, "c"), "scale").symbol == "scale"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
