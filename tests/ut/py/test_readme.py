@@ -114,6 +114,12 @@ def test_files_named_in_prose_exist(document: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
+def test_every_decision_is_in_their_index() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = LINK.findall((folder / "README.md").read_text(encoding="utf-8"))
+    assert listed == sorted(path.name for path in folder.glob("0*.md"))
+
+
 def test_the_api_index_has_every_public_name() -> None:
     index = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     assert [name for name in simpler.__all__ if not re.search(rf"\b{name}\b", index)] == []
