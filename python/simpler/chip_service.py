@@ -67,7 +67,7 @@ class ChipService:
         self._generation = generation
         self.extensions = tuple(extensions)
         # Running a native kernel on it is nothing but calling the function.
-        self.runs_on_host = isinstance(backend, CpuChip)
+        self.runs_on_host = type(backend) is CpuChip
         self._regions = tuple(regions)
         self._shared = shared
         self._tickets: dict[int, int] = {}  # address -> ticket of every live allocation

@@ -24,11 +24,11 @@ def call_timeout(timeout_s: float | None, default_s: float) -> float:
     """Seconds for a control, memory or copy call: None is `default_s`, `math.inf` for ever.
 
     Raises:
-        ValueError: 0, negative or NaN.
+        ValueError: 0, negative, NaN or no number.
     """
     if timeout_s is None:
         return default_s
-    if not timeout_s > 0:
+    if not _is_number(timeout_s) or not timeout_s > 0:
         raise ValueError(f"timeout_s must be above 0, or math.inf for ever: {timeout_s!r}")
     return float(timeout_s)
 
@@ -37,13 +37,17 @@ def wait_timeout(timeout_s: float | None) -> float:
     """Seconds for waiting on runs and tasks: None has no limit, 0 polls.
 
     Raises:
-        ValueError: Negative or NaN.
+        ValueError: Negative, NaN or no number.
     """
     if timeout_s is None:
         return math.inf
-    if not timeout_s >= 0:
+    if not _is_number(timeout_s) or not timeout_s >= 0:
         raise ValueError(f"timeout_s must be 0 or more, or None for no limit: {timeout_s!r}")
     return float(timeout_s)
+
+
+def _is_number(value: object) -> bool:
+    return hasattr(value, "__float__") and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class TaskHandle:
         worker_id: The child that runs it.
     """
 
-    __slots__ = ("ended", "error", "finished", "name", "raw", "run", "seq", "use", "worker_id")
+    __slots__ = ("error", "finished", "name", "raw", "run", "seq", "use", "worker_id")
 
     def __init__(self, run: Run, name: str, worker_id: int, use: Use | None) -> None:
         self.run = run
@@ -55,7 +55,6 @@ class TaskHandle:
         self.finished = False
         self.error: TaskError | None = None
         self.raw = b""
-        self.ended: Callable[[], None] | None = None
 
     def is_finished(self) -> bool:
         """As the attribute, read anew."""
@@ -115,6 +114,7 @@ class Run:
         self._last: TaskHandle | None = None
         self._failed: TaskHandle | None = None
         self._poisoned = 0
+        self._callbacks: dict[TaskHandle, Callable[[], None]] = {}
 
     def left(self) -> float:
         """Seconds until the run's deadline."""
@@ -166,15 +166,10 @@ class Run:
 
         False when the case is another, and then nothing was done.
         """
-        pending = self._open
-        if (
-            self._deadline != _INF
-            or not pending
-            or pending[0] is not handle
-            or not self._lock.acquire(blocking=False)
-        ):
+        if self._deadline != _INF or not self._lock.acquire(blocking=False):
             return False
         try:
+            pending = self._open
             return bool(pending) and pending[0] is handle and self._take(handle, _INF)
         finally:
             self._lock.release()
@@ -201,9 +196,10 @@ class Run:
     def call_when_ended(self, handle: TaskHandle, callback: Callable[[], None]) -> None:
         """See `TaskHandle.when_ended`."""
         with self._lock:
-            handle.ended = callback
-            if handle.finished:
-                self._tell(handle)
+            if not handle.finished:
+                self._callbacks[handle] = callback
+                return
+        callback()
 
     def release_all(self) -> None:
         """The processes are gone: nothing uses memory any more."""
@@ -249,6 +245,7 @@ class Run:
         """Wait until `handle` has ended, collecting the outcomes up to it; false when the time ran out."""
         if handle.finished:
             return True
+        timeout_s = max(timeout_s, 0.0)
         deadline = time.monotonic() + timeout_s
         bound = min(timeout_s, threading.TIMEOUT_MAX)
         if not self._lock.acquire(timeout=bound):
@@ -280,7 +277,10 @@ class Run:
         state, result, remote = outcome
         if state == _DONE:
             handle.raw = result
-            self._end(handle)
+            if handle.use is None and not self._callbacks:
+                handle.finished = True
+            else:
+                self._end(handle)
         elif state == _FAILED and remote is not None:
             self._fail(handle, self._remote(handle.worker_id, remote))
         else:
@@ -304,10 +304,5 @@ class Run:
         if use is not None:
             handle.use = None
             use.release()
-        if handle.ended is not None:
-            self._tell(handle)
-
-    def _tell(self, handle: TaskHandle) -> None:
-        callback, handle.ended = handle.ended, None
-        if callback is not None:
+        if self._callbacks and (callback := self._callbacks.pop(handle, None)) is not None:
             callback()

@@ -89,8 +89,8 @@ def test_each_code_is_answered_or_refused_by_name_in_every_kind_of_child(node: W
         node.control_payload(2, ControlOp.COMMITTED)
 
 
-@pytest.mark.parametrize("timeout_s", [0, -1, math.nan])
-def test_a_limit_that_cannot_be_is_a_value_error(node: Worker, timeout_s: float) -> None:
+@pytest.mark.parametrize("timeout_s", [0, -1, math.nan, True, "5"])
+def test_a_limit_that_cannot_be_is_a_value_error(node: Worker, timeout_s: Any) -> None:
     with pytest.raises(ValueError, match="timeout_s"):
         node.control_payload(0, ControlOp.PING, timeout_s=timeout_s)
 
