@@ -7,12 +7,16 @@
 #include <cstring>
 #include <span>
 
+#include "hierarchical/os/huge_pages.h"
+
 namespace simpler::bindings {
 
 namespace py = pybind11;
 
 // Copies above this size are made without the GIL.
 inline constexpr std::size_t kCopyWithoutGil = std::size_t{64} << 10;
+// New bytes of this size come as fresh pages from the kernel each time.
+inline constexpr std::size_t kHugeCopy = std::size_t{8} << 20;
 
 // A readable, contiguous view of `object`: bytes without ceremony, anything else by the buffer
 // protocol.
@@ -57,6 +61,7 @@ inline PyObject* bytes_from(std::span<const std::byte> from) noexcept {
     std::memcpy(to, from.data(), from.size());
   } else {
     const py::gil_scoped_release release;
+    if (from.size() >= kHugeCopy) prefer_huge_pages(to, from.size());
     std::memcpy(to, from.data(), from.size());
   }
   return bytes;
