@@ -154,6 +154,11 @@ std::vector<std::byte> WorkerManager::restart(int worker, Deadline deadline, Int
     throw Error(ErrorCode::kInvalidArgument,
                 target.describe() + " is alive: only a dead worker can be restarted");
   }
+  {
+    // The supervisor may still be going through the slots: it must not fail those of the successor.
+    std::unique_lock lock(mutex_);
+    ended_.wait(lock, [&] { return target.end_is_told; });
+  }
   // Callers of the dead child are awake and about to let go of their slots.
   wait_all_released(target, deadline, interrupt);
   try {
@@ -289,12 +294,14 @@ void WorkerManager::child_ended(int index, const ExitStatus& status) {
     child.first_cause = child.describe() + " died: " + cause;
     cause = child.first_cause;
     child.state = stopping() ? ChildState::kClosed : ChildState::kDead;
+    child.end_is_told = false;
   }
   spin_leave(memory_.header(), child.seat);
   child.control.fail_all(false);
   child.ring.fail_all();
   if (!stopping()) listener_.child_died(index, cause);
   const std::lock_guard lock(mutex_);
+  child.end_is_told = true;
   ended_.notify_all();
 }
 
