@@ -56,8 +56,9 @@ class RunConfig:
 
     Attributes:
         deadline_s: Seconds for the whole run; None has no limit.
-        priority: Higher goes first among what is not yet sent.
-        trace: A label that shows in logs and errors.
+        priority: Higher goes first among tasks not yet sent. Runs execute their tasks one after another, so
+            it changes nothing yet.
+        trace: A label of the caller's, carried with the run.
     """
 
     deadline_s: float | None = None

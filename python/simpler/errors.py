@@ -185,7 +185,7 @@ class ChipControlError(SimplerError):
         total = len(results) + len(errors) + len(pending)
         text = f"extension {extension!r} failed on {len(errors)} of {total} chips"
         if pending:
-            text += f" ({', '.join(map(_path_text, pending))} still running)"
+            text += f" (still running: worker {', '.join(map(_path_text, pending))})"
         lines = [f"  {_path_text(path)}: {errors[path]}" for path in sorted(errors)]
         super().__init__("\n".join([text + ":", *lines]))
         self.extension = extension

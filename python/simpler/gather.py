@@ -7,7 +7,15 @@ import threading
 from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, Any, Protocol
 
-from simpler.errors import ChipControlError, ClosedError, Path, RemoteError, WorkerError, WorkerTimeoutError
+from simpler.errors import (
+    ChipControlError,
+    ClosedError,
+    Path,
+    RemoteError,
+    SimplerError,
+    WorkerError,
+    WorkerTimeoutError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -131,7 +139,7 @@ class Gather:
         else:
             try:
                 outcome = broadcast_result(self._name, self._outcomes)
-            except (ChipControlError, ClosedError) as error:
+            except SimplerError as error:
                 outcome = error
         try:
             if isinstance(outcome, BaseException):
@@ -162,10 +170,14 @@ def broadcast_result(name: str, outcomes: Sequence[Outcome | None]) -> Any:
             pending.append((chip,))
         elif isinstance(outcome, RemoteError | WorkerError):
             errors[(chip,)] = outcome
-        elif isinstance(outcome, BaseException):
-            raise outcome
-        else:
+        elif isinstance(outcome, bytes):
             results[(chip,)] = outcome
+        elif isinstance(outcome, SimplerError) and not isinstance(outcome, ClosedError):
+            error = WorkerError(str(outcome), path=(chip,))  # no room for its reply: this chip's own trouble
+            error.__cause__ = outcome
+            errors[(chip,)] = error
+        else:
+            raise outcome
     if errors or pending:
         raise ChipControlError.make(name, results, errors, tuple(pending))
     return list(results.values())

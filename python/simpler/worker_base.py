@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 import itertools
 from typing import TYPE_CHECKING, NoReturn
 
@@ -140,6 +141,10 @@ class WorkerBase:
         engine: Node | LocalChip | None = None
         try:
             _core.require_platform()
+            if sysconfig.get_config_var("Py_GIL_DISABLED"):
+                raise RuntimeError(
+                    "a free-threaded interpreter cannot fork safely with threads running: use a build with the GIL"
+                )
             engine_type = LocalChip if self._config.level == 2 else Node
             engine = engine_type(self._config, self._name, self._callables)
             engine.start()

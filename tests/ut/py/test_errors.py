@@ -131,7 +131,7 @@ def test_a_broadcast_error_holds_each_chips_text_in_worker_order() -> None:
     assert error.results == {(0,): b"ok"}
     assert error.errors == {(1,): REMOTE, (2,): DIED}
     assert error.pending == ((3,),)
-    assert "3 still running" in text
+    assert "still running: worker 3" in text
 
 
 @pytest.mark.parametrize(
