@@ -12,7 +12,7 @@ import numpy as np
 
 from simpler import _core
 from simpler.buffers import HOST, Buffer, HostBuffer
-from simpler.errors import MemoryRangeError, SimplerError, WorkerTimeoutError
+from simpler.errors import ClosedError, MemoryRangeError, SimplerError, WorkerTimeoutError
 from simpler.memory import READ, WRITE, MemoryRegistry
 from simpler.memory_wire import FREE, MALLOC, PEER, RANGE, WORD
 from simpler.tensor import Tensor
@@ -27,6 +27,7 @@ _log = logging.getLogger("simpler.memory")
 _OP = _core.ControlOp
 _CHUNK_BYTES = 16 << 20
 _FREE_WAIT_S = 1.0
+_MOST = (1 << 64) - 1  # what the wire can say; no chip has it
 
 Device = Buffer | Tensor
 
@@ -100,13 +101,13 @@ class DeviceMemory:
         hold = self._holds.open([(worker, lambda: self._undo(worker, ticket))])
         try:
             reply = self._caller.call_held(
-                worker, _OP.MALLOC, 0, 0, b"", MALLOC.pack(nbytes, ticket), self._timeout_s, hold
+                worker, _OP.MALLOC, 0, 0, b"", MALLOC.pack(min(nbytes, _MOST), ticket), self._timeout_s, hold
             )
         except WorkerTimeoutError as error:
             if not error.started:
                 self._holds.drop(worker, hold)
             raise
-        except SimplerError:
+        except Exception:
             self._holds.drop(worker, hold)
             raise
         self._holds.drop(worker, hold)
@@ -115,15 +116,18 @@ class DeviceMemory:
     def free(self, worker: int, address: int, generation: int) -> None:
         """The registry's free. A chip that is busy gives the memory back when it gets to it."""
         payload = FREE.pack(address, 0, generation)
-        if self._may_block():
-            try:
-                self._caller.call(worker, _OP.FREE, 0, 0, b"", payload, min(self._timeout_s, _FREE_WAIT_S))
-            except WorkerTimeoutError as error:
-                if error.started:
-                    return
-            else:
-                return
-        self._caller.submit(worker, _OP.FREE, 0, 0, b"", payload, math.inf, 0)
+        try:
+            if not self._may_block() or not self._free_now(worker, payload):
+                self._caller.submit(worker, _OP.FREE, 0, 0, b"", payload, math.inf, 0)
+        except ClosedError:
+            return  # the memory has gone with its process
+
+    def _free_now(self, worker: int, payload: bytes) -> bool:
+        try:
+            self._caller.call(worker, _OP.FREE, 0, 0, b"", payload, min(self._timeout_s, _FREE_WAIT_S))
+        except WorkerTimeoutError as error:
+            return error.started
+        return True
 
     def committed(self, worker: int, timeout_s: float) -> int:
         """Bytes allocated on a chip, as its backend counts them."""

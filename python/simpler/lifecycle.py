@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import enum
+import logging
 import os
 import threading
 import weakref
@@ -16,6 +17,7 @@ from typing import Protocol
 from simpler import _core
 from simpler.errors import ClosedError
 
+_log = logging.getLogger("simpler.worker")
 _WHAT_TO_DO = {
     "NEW": "call init() or use it in a with statement",
     "STARTING": "wait until init() has returned",
@@ -157,7 +159,14 @@ def untrack(worker: Closable) -> None:
 
 def _close_all() -> None:
     for worker in list(_live):
+        _close(worker)
+
+
+def _close(worker: Closable) -> None:
+    try:
         worker.close()
+    except Exception:  # noqa: BLE001 - the others still have to be closed
+        _log.exception("a worker could not be closed at exit")
 
 
 def _refuse_copies() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Protocol
+import operator
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 from simpler import _core
 from simpler.callables import CallableHandle, CallableTable
@@ -80,7 +81,7 @@ class Orchestrator:
         if handle.__class__ is not CallableHandle or handle.table is not self._table:
             raise _foreign(handle)
         if worker.__class__ is not int or not -1 < worker < self._num_chips:
-            raise _no_chip(worker, self._num_chips)
+            worker = _chip(worker, self._num_chips)
         if config is not None:
             config.check_task()
         if args is None or (not args.uses and not len(args) and not args.deps):
@@ -200,7 +201,10 @@ def _foreign(handle: object) -> Exception:
     return TypeError(f"a task needs a CallableHandle from Worker.register(), not {handle!r}")
 
 
-def _no_chip(worker: object, count: int) -> Exception:
-    if isinstance(worker, bool) or not isinstance(worker, int):
-        return TypeError(f"worker= is one chip's id: {worker!r}")
-    return ValueError(f"worker={worker}: there are {count} chips")
+def _chip(worker: object, count: int) -> int:
+    if isinstance(worker, bool) or not isinstance(worker, SupportsIndex):
+        raise TypeError(f"worker= is one chip's id: {worker!r}")
+    number = operator.index(worker)
+    if not 0 <= number < count:
+        raise ValueError(f"worker={worker}: there are {count} chips")
+    return number
