@@ -84,6 +84,8 @@ void ControlParentEnd::fill(int slot, const ControlRequest& request,
     }
   }
   counters_.calls.fetch_add(1, std::memory_order_relaxed);
+  // Until the child says when it began: what is there is another request's.
+  shared.started_ns.store(0, std::memory_order_relaxed);
   counters_.request_bytes.fetch_add(request.payload.size(), std::memory_order_relaxed);
 }
 
@@ -140,8 +142,26 @@ CallWait ControlParentEnd::wait_reply(int slot, Deadline deadline, Interrupt* in
 
 CallWait ControlParentEnd::peer_gone(int slot) {
   // Else fail_all has abandoned the slot in our name, and reclaim_abandoned frees it.
-  if (slot_move(block_.slots[slot], SlotState::kPeerGone, SlotState::kIdle)) release(slot);
+  if (slot_move(block_.slots[slot], SlotState::kPeerGone, SlotState::kIdle)) {
+    release(slot);
+  } else if (!gone()) {
+    return CallWait::kOk;  // a state that only a broken child can make: read_reply says so
+  }
   return CallWait::kPeerGone;
+}
+
+bool ControlParentEnd::abandon(int slot) {
+  abandoned_.fetch_add(1, std::memory_order_seq_cst);
+  if (!slot_abandon(block_.slots[slot])) {
+    abandoned_.fetch_sub(1, std::memory_order_seq_cst);
+    return false;
+  }
+  records_[static_cast<std::size_t>(slot)].abandoned.store(true, std::memory_order_seq_cst);
+  // Who was rung by the end of the handler may have looked before the line above.
+  if (block_.slots[slot].state.load(std::memory_order_seq_cst) == raw(SlotState::kLate)) {
+    bell_ring(tree_.async_bell, 1U);
+  }
+  return true;
 }
 
 bool ControlParentEnd::poll_withdraw(int slot) {
@@ -157,10 +177,8 @@ CallWait ControlParentEnd::leave(int slot, bool interrupted) {
     release(slot);
     return interrupted ? CallWait::kInterrupted : CallWait::kTimedOut;
   }
-  abandoned_.fetch_add(1, std::memory_order_seq_cst);
-  if (slot_abandon(shared))
+  if (abandon(slot))
     return interrupted ? CallWait::kInterruptedStarted : CallWait::kTimedOutStarted;
-  abandoned_.fetch_sub(1, std::memory_order_seq_cst);
   if (shared.state.load(std::memory_order_acquire) == raw(SlotState::kReplied))
     return CallWait::kOk;
   return peer_gone(slot);
@@ -173,7 +191,8 @@ ReplyView ControlParentEnd::read_reply(int slot) {
   const std::uint64_t nbytes = shared.reply_bytes;
   const std::uint64_t offset = shared.reply_offset;
   const std::uint32_t status = shared.status;
-  if (shared.reply_id != record.request_id ||
+  if (shared.state.load(std::memory_order_acquire) != raw(SlotState::kReplied) ||
+      shared.reply_id != record.request_id ||
       status > static_cast<std::uint32_t>(ReplyStatus::kTooLarge)) {
     throw Error(ErrorCode::kProtocol,
                 "the child's reply does not belong to the request it was read for");
@@ -206,10 +225,12 @@ void ControlParentEnd::release(int slot) {
 void ControlParentEnd::reclaim_abandoned(const std::function<void(std::uint64_t hold)>& ended) {
   if (abandoned_.load(std::memory_order_seq_cst) == 0) return;
   for (int slot = 0; slot < kControlSlots; ++slot) {
+    Record& record = records_[static_cast<std::size_t>(slot)];
+    if (!record.abandoned.load(std::memory_order_seq_cst)) continue;
     if (!slot_reclaim(block_.slots[slot])) continue;
+    record.abandoned.store(false, std::memory_order_relaxed);
     abandoned_.fetch_sub(1, std::memory_order_seq_cst);
     if (!gone()) counters_.late_replies.fetch_add(1, std::memory_order_relaxed);
-    Record& record = records_[static_cast<std::size_t>(slot)];
     record.large_reply = true;  // the reply may lie in the arena: let the child look
     const std::uint64_t hold = record.hold;
     release(slot);
@@ -224,10 +245,7 @@ void ControlParentEnd::fail_all(bool closing) {
     if (!closing) {
       slot_fail(shared);
     } else if (slot != kLifecycleSlot) {
-      if (!slot_refuse(shared)) {
-        abandoned_.fetch_add(1, std::memory_order_seq_cst);
-        if (!slot_abandon(shared)) abandoned_.fetch_sub(1, std::memory_order_seq_cst);
-      }
+      if (!slot_refuse(shared)) abandon(slot);
       futex_wake(shared.state, 1);
     }
   }

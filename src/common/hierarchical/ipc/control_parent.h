@@ -120,6 +120,7 @@ class ControlParentEnd {
 
  private:
   CallWait peer_gone(int slot);
+  bool abandon(int slot);
 
   struct Record {  // the parent's own copy: the shared fields are the child's to scribble on
     std::uint64_t request_id = 0;
@@ -129,6 +130,7 @@ class ControlParentEnd {
     Lane lane = Lane::kMain;
     std::uint32_t arg = 0;
     bool large_reply = false;
+    std::atomic<bool> abandoned{false};  // nobody but reclaim_abandoned has the slot
   };
 
   TreeHeader<>& tree_;

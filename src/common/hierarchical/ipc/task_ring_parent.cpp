@@ -188,7 +188,7 @@ void TaskRingParentEnd::reset() {
 std::optional<RunningTask> TaskRingParentEnd::running() const {
   const std::uint64_t completed = block_.ring.completed.load(std::memory_order_acquire);
   const std::uint64_t begun = block_.ring.begun.load(std::memory_order_acquire);
-  if (begun != completed + 1 || begun > published()) return std::nullopt;
+  if (begun != completed + 1 || begun == 0 || begun > published()) return std::nullopt;
   const std::lock_guard lock(mutex_);
   const auto index = static_cast<std::size_t>((begun - 1) % kTaskSlots);
   return RunningTask{begun, outstanding_[index].callable_id,
