@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -73,7 +74,10 @@ class EventSink(Protocol):
 
 
 class Dispatcher:
-    """The thread of a running tree that takes its events. It holds no reference to the Worker."""
+    """The thread of a running tree that takes its events.
+
+    It refers to its sink weakly, and to the Worker not at all.
+    """
 
     def __init__(
         self, tree: _core.Tree, deliveries: Deliveries, failures: Failures, sink: EventSink, name: str
@@ -81,11 +85,13 @@ class Dispatcher:
         self._tree = tree
         self._deliveries = deliveries
         self._failures = failures
-        self._sink = sink
-        self._thread = threading.Thread(target=self._run, name=f"{name}-events", daemon=True)
+        self._sink = weakref.ref(sink)
+        self._name = f"{name}-events"
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start taking events."""
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
     def is_current(self) -> bool:
@@ -94,7 +100,7 @@ class Dispatcher:
 
     def join(self, timeout_s: float) -> None:
         """Wait until the last event is delivered; not from a callback on this very thread."""
-        if not self.is_current() and self._thread.ident is not None:
+        if self._thread is not None and not self.is_current():
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -114,10 +120,12 @@ class Dispatcher:
         elif event[0] == "log":
             worker = event[1]
             logs.handle_frame(event[2], (worker,), self._failures.device_of(worker))
+        elif (sink := self._sink()) is None:
+            return
         elif event[0] == "ended":
-            self._sink.on_ended(event[1], event[2])
+            sink.on_ended(event[1], event[2])
         else:
-            self._sink.on_died(event[1], event[2])
+            sink.on_died(event[1], event[2])
 
 
 def _report(error: BaseException) -> None:

@@ -108,21 +108,25 @@ class Gather:
             self._outcomes[position] = outcome
             self._left -= 1
             complete = self._left == 0 or (self._fail_fast and isinstance(outcome, BaseException))
+            if self._left == 0:  # a Future that is kept keeps nothing of the Worker alive
+                self._canceller = self._deliveries = self._ended = None
         if complete:
             self._complete()
 
     def cancel(self) -> bool:
         """Withdraw what has not begun; True when that was all of it."""
-        if self._canceller is None or self._deliveries is None:
+        canceller, deliveries = self._canceller, self._deliveries
+        if canceller is None or deliveries is None:
             return False
         withdrawn = []
         for position, token in enumerate(self._tokens):
-            if self._outcomes[position] is None and self._canceller.cancel(token):
-                self._deliveries.forget(token)
+            if self._outcomes[position] is None and canceller.cancel(token):
+                deliveries.forget(token)
                 withdrawn.append(position)
         if len(withdrawn) == len(self._tokens):
             for position in withdrawn:
                 self._let_go(position, b"")
+            self._canceller = self._deliveries = self._ended = None
             self.future.mark_cancelled()
             return True
         for position in withdrawn:

@@ -82,9 +82,7 @@ class LocalChip:
             maps_peers=backend.maps_peers,
         )
         self.memory.registry = self.registry
-        self.extensions = ExtensionCalls(
-            self.caller, extensions, [region], self.registry, holds, deliveries
-        )
+        self.extensions = ExtensionCalls(self.caller, extensions, [region], self.registry, holds, deliveries)
         self._first_error: str | None = None
         self._open = False
 

@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING
 
 from simpler.buffers import HOST, Allocation, Buffer, HostBuffer, Pin, State
-from simpler.errors import BackPressureError, MemoryRangeError, WorkerError, WorkerTimeoutError
+from simpler.errors import BackPressureError, ClosedError, MemoryRangeError, WorkerError, WorkerTimeoutError
 from simpler.host_heap import HostHeap
 from simpler.tensor import Tensor
 from simpler.uses import HOLD, READ, WRITE, Mode, Use
@@ -92,13 +92,14 @@ class MemoryRegistry:
             BackPressureError: The heap has no such block.
         """
         _check_size(nbytes)
-        if self._heap is None:
-            raise BackPressureError("this worker has no host heap")
         with self._lock:
-            offset = self._heap.allocate(nbytes)
-            address = self._heap.region.address + offset
+            heap = self._heap
+            if heap is None:
+                raise BackPressureError("this worker has no host heap")
+            offset = heap.allocate(nbytes)
+            address = heap.region.address + offset
             record = Allocation(self, next(self._keys), HOST, -1, address, nbytes, 0)
-            buffer = HostBuffer(self._heap.region, offset, record)
+            buffer = HostBuffer(heap.region, offset, record)
             self._live[record.key] = buffer
             return buffer
 
@@ -257,7 +258,10 @@ class MemoryRegistry:
             self._turn.notify_all()
 
     def close(self) -> None:
-        """Every handle is dead from now on. Host memory without views goes back; views stay readable."""
+        """Every handle is dead from now on. Host memory without views goes back; views stay readable.
+
+        Handles that are kept from now on keep nothing else alive.
+        """
         with self._lock:
             for buffer in self._live.values():
                 record = buffer.allocation
@@ -266,6 +270,8 @@ class MemoryRegistry:
                 if isinstance(buffer, HostBuffer):
                     self._close_host(buffer)
             self._live.clear()
+            self._heap = None
+            self._malloc, self._free = _refuse_malloc, _nothing_to_free
             self._turn.notify_all()
 
     def live_bytes(self, worker: int) -> int:
@@ -349,9 +355,10 @@ class MemoryRegistry:
         if record.worker != HOST:
             if self._generations.get(record.worker, 0) == record.generation:
                 self._free(record.worker, record.address, record.generation)
-        elif self._heap is not None:
+        else:
             with self._lock:
-                self._heap.release(record.address - self._heap.region.address)
+                if self._heap is not None:
+                    self._heap.release(record.address - self._heap.region.address)
 
     def _close_host(self, buffer: HostBuffer) -> None:
         try:
@@ -360,6 +367,14 @@ class MemoryRegistry:
             return
         if self._heap is not None and not buffer.allocation.uses:
             self._heap.release(buffer.address - self._heap.region.address)
+
+
+def _refuse_malloc(worker: int, nbytes: int) -> int:
+    raise ClosedError(f"malloc of {nbytes} bytes on worker {worker}: the Worker was closed")
+
+
+def _nothing_to_free(worker: int, address: int, generation: int) -> None:
+    """The device memory of a closed Worker has gone with its chips."""
 
 
 def _check_size(nbytes: object) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from simpler import _core, thread_limits
@@ -32,13 +33,16 @@ if TYPE_CHECKING:
     from simpler.config import RunConfig, WorkerConfig
 
 _log = logging.getLogger("simpler.worker")
+_LAST_EVENTS_S = 0.2  # what is left of a program's callbacks when the shutdown budget is used up
 _REGISTER = _core.ControlOp.REGISTER
 
 
 class Node:
     """A running tree and what the parent keeps about it.
 
-    Nothing here refers to the Worker. Fork: `start()` forks, our thread starts only after it.
+    Nothing here refers to the Worker, and once it is closed there is no cycle of references in it: its shared
+    memory goes with the last reference, not when the garbage collector comes by.
+    Fork: `start()` forks, our thread starts only after it.
     """
 
     def __init__(self, config: WorkerConfig, name: str, callables: CallableTable) -> None:
@@ -67,7 +71,7 @@ class Node:
         self.caller = self.tree
         self._holds = Holds()
         deliveries = Deliveries()
-        self._dispatcher = Dispatcher(self.tree, deliveries, self.failures, self, name)
+        dispatcher = self._dispatcher = Dispatcher(self.tree, deliveries, self.failures, self, name)
         regions = [backend.host_memory for backend in backends]
         self._keep = [region for region in regions if region is not None]
         self.memory = DeviceMemory(
@@ -77,7 +81,7 @@ class Node:
             maps_peers=self.maps_peers,
             timeout_s=config.control_timeout_s,
             chunk_bytes=config.max_control_payload,
-            may_block=lambda: not self._dispatcher.is_current(),
+            may_block=lambda: not dispatcher.is_current(),
         )
         self.registry = MemoryRegistry(
             malloc=self.memory.malloc,
@@ -127,8 +131,9 @@ class Node:
 
     def close(self) -> None:
         """Stop every child and free everything; bounded by shutdown_timeout_s."""
+        deadline = time.monotonic() + self.config.shutdown_timeout_s
         self.tree.close(self.config.shutdown_timeout_s)
-        self._dispatcher.join(self.config.shutdown_timeout_s)
+        self._dispatcher.join(max(deadline - time.monotonic(), _LAST_EVENTS_S))
         self._holds.end_all()
         self.registry.close()
 
@@ -206,16 +211,18 @@ class Node:
             assert blob is not None
             self.tree.name_callable(handle.id, handle.name)
             try:
+                deadline = time.monotonic() + self.config.control_timeout_s
                 for worker in range(self.num_children):
-                    self._ship(worker, handle.id, blob)
+                    self._ship(worker, handle.id, blob, deadline)
             except BaseException:
                 self.callables.drop_blob(handle)
                 raise
         return handle
 
-    def _ship(self, worker: int, number: int, blob: bytes) -> None:
+    def _ship(self, worker: int, number: int, blob: bytes, deadline: float) -> None:
+        left = max(deadline - time.monotonic(), 1e-3)
         try:
-            self.tree.call(worker, _REGISTER, number, 0, b"", blob, self.config.control_timeout_s)
+            self.tree.call(worker, _REGISTER, number, 0, b"", blob, left)
         except WorkerError:
             if self.tree.alive(worker):
                 raise

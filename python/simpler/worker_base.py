@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sysconfig
 import itertools
+import sysconfig
+import traceback
 from typing import TYPE_CHECKING, NoReturn
 
 from simpler import _core, lifecycle, logs, thread_limits
@@ -151,6 +152,8 @@ class WorkerBase:
         except BaseException as error:
             if engine is not None:
                 engine.abandon()
+                engine = None
+            traceback.clear_frames(error.__traceback__)  # what they name would live as long as the error
             self._life.end_start(ready=False)
             if isinstance(error, Exception) and not isinstance(error, ClosedError):
                 raise startup_error(error) from error
@@ -178,6 +181,7 @@ class WorkerBase:
             if self._engine is not None:
                 self._engine.close()
         finally:
+            self._engine = None
             self._life.end_close()
 
     def __enter__(self) -> Self:
