@@ -119,7 +119,7 @@ def memfds_mapped(pid: int | str = "self") -> set[str]:
 
 
 class Census(NamedTuple):
-    """What this process has: equal before and after when nothing has leaked."""
+    """What this process has: not more than before when nothing has leaked."""
 
     files: int
     threads: int
@@ -135,3 +135,12 @@ class Census(NamedTuple):
             memfds=len(memfds_mapped()),
             children=len(children_of(os.getpid())),
         )
+
+    def assert_not_grown(self) -> None:
+        """Nothing is there that was not there at this census."""
+        now = Census.take()
+        assert now.files <= self.files
+        assert now.memfds <= self.memfds
+        assert now.children <= self.children
+        # A thread that has been joined may still be on its way out of the kernel.
+        eventually(lambda: len(threads_of()) <= self.threads, f"{self.threads} threads")
