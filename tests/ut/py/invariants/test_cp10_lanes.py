@@ -1,4 +1,4 @@
-"""CP-10: what is exclusive runs on one thread, one at a time and in turn; what is concurrent runs beside it."""
+"""CP-10: exclusive work runs on one thread, one at a time and in turn; concurrent work beside it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_cp10_kernels_and_exclusive_handlers_run_on_the_childs_main_thread() -> 
         node(device_ids=[0, 1], num_sub_workers=1) as worker,
     ):
         early = worker.register(threading.get_native_id)
-        late = worker.register(lambda: threading.get_native_id())
+        late = worker.register(threading.get_native_id, name="late")
         for chip in (0, 1):
             pid = worker.status()[chip].pid  # a process's first thread has its number
             for _ in range(3):

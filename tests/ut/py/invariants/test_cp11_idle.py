@@ -1,4 +1,4 @@
-"""CP-11: a tree with nothing in flight sleeps in the kernel; a blocked call wakes only to look for signals."""
+"""CP-11: a tree with nothing in flight sleeps in the kernel; a blocked call wakes only for signals."""
 
 from __future__ import annotations
 
