@@ -194,7 +194,7 @@ void ChildPort::task(std::uint32_t callable_id, std::span<const std::byte> args,
     try {
       const KernelOutcome outcome =
           call_native_kernel(native_kernels_[callable_id], args, device_id());
-      if (outcome.code != 0) write_failure({"KernelError", outcome.message, "", false}, reply);
+      if (outcome.code != 0) write_failure({"RuntimeError", outcome.message, "", false}, reply);
     } catch (const Error& error) {
       write_failure({"ValueError", error.what(), "", false}, reply);
     }

@@ -66,7 +66,7 @@ class RunConfig:
     trace: str | None = None
 
     def __post_init__(self) -> None:
-        if self.deadline_s is not None and not self.deadline_s > 0:
+        if self.deadline_s is not None and not (_is_number(self.deadline_s) and self.deadline_s > 0):
             raise ConfigError(f"RunConfig.deadline_s must be above 0: {self.deadline_s!r}")
         if isinstance(self.priority, bool) or not isinstance(self.priority, int):
             raise ConfigError(f"RunConfig.priority must be an integer: {self.priority!r}")
@@ -77,6 +77,27 @@ class RunConfig:
         """Raise ConfigError unless only `priority` is set: all that a single task may choose."""
         if self.deadline_s is not None or self.trace is not None:
             raise ConfigError("a task's config may set only priority; deadline_s and trace belong to the run")
+
+
+def run_limit(timeout_s: float | None, config: RunConfig | None) -> float:
+    """Seconds for a whole run: the smaller of `timeout_s` and the deadline in `config`.
+
+    Raises:
+        ValueError: `timeout_s` as in `wait_timeout`.
+        TypeError: `config` is no RunConfig.
+    """
+    limit = wait_timeout(timeout_s)
+    if config is None:
+        return limit
+    deadline_s = check_config(config).deadline_s
+    return limit if deadline_s is None else min(limit, deadline_s)
+
+
+def check_config(config: RunConfig) -> RunConfig:
+    """Raise TypeError unless `config` is one."""
+    if not isinstance(config, RunConfig):
+        raise TypeError(f"config is a RunConfig, not {type(config).__name__}")
+    return config
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import pickle
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -247,8 +248,8 @@ def _host_part(memory: Any, what: str, *, writable: bool) -> _Part:
         view = memoryview(memory)
     except TypeError:
         raise TypeError(f"the {what} has no buffer protocol: {type(memory).__name__}") from None
-    if not view.contiguous:
-        raise ValueError(f"the {what} is not contiguous")
+    if not view.c_contiguous:
+        raise ValueError(f"the {what} is not contiguous in C order")
     if writable and view.readonly:
         raise ValueError(f"the {what} is read-only: {type(memory).__name__}")
     return _Part(HOST, _address_of(view) if view.nbytes else 0, view.nbytes, None, view)
@@ -256,5 +257,6 @@ def _host_part(memory: Any, what: str, *, writable: bool) -> _Part:
 
 def _address_of(data: Any) -> int:
     """Where contiguous memory with the buffer protocol begins."""
-    array = np.asarray(memoryview(data))
+    # raw(): numpy does not know every element format there is
+    array = np.frombuffer(pickle.PickleBuffer(data).raw(), np.uint8)
     return int(array.__array_interface__["data"][0])

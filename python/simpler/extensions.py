@@ -222,8 +222,13 @@ class ExtensionCalls:
 
 def _named(buffers: Buffers) -> list[Named]:
     """Names (empty in a sequence) and memory, in order."""
+    if isinstance(buffers, Buffer | HostBuffer | Tensor) or not isinstance(buffers, Iterable):
+        raise TypeError(f"buffers= takes a sequence or a mapping, not {type(buffers).__name__}")
     if isinstance(buffers, Mapping):
-        items = [(str(name), memory) for name, memory in buffers.items()]
+        items = list(buffers.items())
+        for name in buffers:
+            if not isinstance(name, str) or not name:
+                raise TypeError(f"a name in buffers= is a str that is not empty: {name!r}")
     else:
         items = [("", memory) for memory in buffers]
     for _, memory in items:

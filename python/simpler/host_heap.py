@@ -22,7 +22,7 @@ class HostHeap:
             BackPressureError: No free block is large enough.
         """
         try:
-            return self._allocator.allocate(nbytes)
+            return self._allocator.allocate(min(nbytes, self._allocator.capacity + 1))
         except MemoryError as error:
             raise BackPressureError(
                 f"no {nbytes} bytes of host memory: {self._allocator.used_bytes} of heap_bytes="

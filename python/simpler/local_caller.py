@@ -19,10 +19,9 @@ from simpler import _core
 from simpler.child_main import describe
 from simpler.errors import BackPressureError, ClosedError, RemoteError, WorkerTimeoutError
 from simpler.payloads import payload_bytes
-from simpler.status import op_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from typing_extensions import Buffer as BytesLike
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 _OP = _core.ControlOp
 _MAX_WAITING = 1024
-_THREADS = 5  # four concurrent handlers and an exclusive one
+_CONCURRENT = 4  # as many handlers at once as a chip in a process of its own runs
 _PATH = (0,)
 
 
@@ -52,16 +51,23 @@ class LocalCaller:
     """Control calls to the one chip, in the caller's thread; see `Caller`."""
 
     def __init__(
-        self, service: ChipService, device_id: int, max_payload: int, deliveries: Deliveries, holds: Holds
+        self,
+        service: ChipService,
+        device_id: int,
+        max_payload: int,
+        deliveries: Deliveries,
+        holds: Holds,
+        name_of: Callable[[Work], tuple[str, str]],
     ) -> None:
         self._service = service
         self._device_id = device_id
         self._max_payload = max_payload
         self._deliveries = deliveries
         self._holds = holds
+        self._name_of = name_of
         self._turn = threading.Lock()  # exclusive handlers, memory calls and kernels
         self._pool_lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
+        self._pools: dict[bool, ThreadPoolExecutor] = {}  # by whether their calls wait for a turn
         self._submitted: dict[int, Future[None]] = {}
         self._tokens = itertools.count(1)
         self.running: dict[int, Work] = {}
@@ -136,18 +142,20 @@ class LocalCaller:
         hold: int,
         /,
     ) -> int:
-        """Start a call on a thread of a small pool."""
+        """Start a call on a thread of a small pool: one thread for calls that wait for a turn, in order."""
         data = payload_bytes(payload, self._max_payload)
         token = next(self._tokens)
         begun = time.monotonic()
 
         def work() -> None:
             self._submitted.pop(token, None)
-            left = max(timeout_s - (time.monotonic() - begun), 0.0)
+            left = timeout_s - (time.monotonic() - begun)
             outcome: Outcome
             try:
+                if left <= 0:
+                    raise self._late(Work("control", op, arg, lane, begun), timeout_s, started=False)
                 outcome = self.call_held(worker, op, arg, lane, meta, data, left, hold)
-            except Exception as error:  # noqa: BLE001 - whatever it is belongs to the one who waits
+            except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the one who waits
                 outcome = error
             self._deliveries.arrive(token, outcome)
 
@@ -156,9 +164,12 @@ class LocalCaller:
                 raise ClosedError("the worker is closed")
             if len(self._submitted) >= _MAX_WAITING:
                 raise BackPressureError(f"{_MAX_WAITING} submitted calls wait for the chip already")
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(_THREADS, "simpler-chip")
-            self._submitted[token] = self._pool.submit(work)
+            exclusive = _is_exclusive(op, lane)
+            pool = self._pools.get(exclusive)
+            if pool is None:
+                pool = ThreadPoolExecutor(1 if exclusive else _CONCURRENT, "simpler-chip")
+                self._pools[exclusive] = pool
+            self._submitted[token] = pool.submit(work)
         return token
 
     def submit_broadcast(
@@ -191,11 +202,11 @@ class LocalCaller:
         """Refuse calls from now on and wait for the chip's turn; false when it stays busy."""
         with self._pool_lock:
             self.closed = True
-            pool, self._pool = self._pool, None
+            pools, self._pools = list(self._pools.values()), {}
         for token in list(self._submitted):
             if self.cancel(token):
                 self._deliveries.arrive(token, ClosedError("the worker was closed before the call began"))
-        if pool is not None:
+        for pool in pools:
             pool.shutdown(wait=False)
         deadline = time.monotonic() + timeout_s
         if threading.get_ident() in self.running or not self._turn.acquire(timeout=timeout_s):
@@ -207,15 +218,19 @@ class LocalCaller:
     def turn(self, what: str, op: int, arg: int, lane: int, timeout_s: float) -> Iterator[None]:
         """Wait for the chip unless the work may run beside other work; report what took too long."""
         begun = time.monotonic()
-        exclusive = lane != _core.LANE_SERVICE and op not in (_OP.PING, _OP.ECHO)
+        work = Work(what, op, arg, lane, begun)
+        exclusive = _is_exclusive(op, lane)
         me = threading.get_ident()
-        if exclusive and not self._turn.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
-            raise self._late(what, op, arg, timeout_s, started=False)
+        if timeout_s <= 0 or (
+            exclusive and not self._turn.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX))
+        ):
+            raise self._late(work, timeout_s, started=False)
         outer = self.running.get(me)
         try:
             if self.closed and what != "close":
                 raise ClosedError("the worker is closed")
-            self.running[me] = Work(what, op, arg, lane, time.monotonic())
+            work.started = time.monotonic()
+            self.running[me] = work
             yield
         finally:
             if outer is None:
@@ -225,7 +240,7 @@ class LocalCaller:
             if exclusive:
                 self._turn.release()
         if time.monotonic() - begun > timeout_s:
-            raise self._late(what, op, arg, timeout_s, started=True)
+            raise self._late(work, timeout_s, started=True)
 
     def remote(self, error: BaseException) -> RemoteError:
         """What an exception in the chip's work is to the caller."""
@@ -243,15 +258,16 @@ class LocalCaller:
             return data
         try:
             reply = self._service.control(op, arg, meta, data)
-        except Exception as error:
-            raise self.remote(error) from error
-        except SystemExit as error:
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
             raise self.remote(error) from error
         return b"" if reply is None else bytes(reply)
 
-    def _late(self, what: str, op: int, arg: int, timeout_s: float, *, started: bool) -> WorkerTimeoutError:
+    def _late(self, work: Work, timeout_s: float, *, started: bool) -> WorkerTimeoutError:
         self.counts["timeouts"] += 1
-        name = f"task {arg}" if what == "task" else op_name(op)
+        what, called = self._name_of(work)
+        name = f"{what} {called!r}"
         state = "ran longer than" if started else "did not begin within"
         return WorkerTimeoutError(
             f"{name} on the chip in this process {state} {timeout_s:g} s",
@@ -262,3 +278,12 @@ class LocalCaller:
             waited_for=name,
             timeout_s=timeout_s,
         )
+
+
+def _is_exclusive(op: int, lane: int) -> bool:
+    return lane != _core.LANE_SERVICE and op not in (_OP.PING, _OP.ECHO)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether this may be the program's own Ctrl-C, which only its main thread gets, and not a handler's."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()

@@ -16,18 +16,18 @@ from simpler.callables import CallableHandle, CallableTable, Target
 from simpler.chip_service import ChipService
 from simpler.chips.backend import ChipConfig
 from simpler.chips.registry import find_backend
-from simpler.config import RunConfig, wait_timeout
+from simpler.config import RunConfig, run_limit
 from simpler.control import registry as extension_registry
 from simpler.deliveries import Deliveries
 from simpler.device_memory import DeviceMemory
 from simpler.errors import TaskError
 from simpler.extensions import ExtensionCalls
 from simpler.holds import Holds
-from simpler.local_caller import LocalCaller, Work
+from simpler.local_caller import LocalCaller, Work, is_interrupt
 from simpler.memory import HostHeap, MemoryRegistry
 from simpler.shared_map import SharedMap
-from simpler.status import ChildStats, ChildStatus, Running, name_of, op_name
-from simpler.task_args import EMPTY_ARGS, TaskArgs
+from simpler.status import ChildStats, ChildStatus, Running, name_work
+from simpler.task_args import EMPTY_ARGS, check_args
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from simpler.buffers import Buffer
     from simpler.config import WorkerConfig
 
-_OP = _core.ControlOp
 _PATH = (0,)
 
 
@@ -65,7 +64,12 @@ class LocalChip:
         holds = Holds()
         deliveries = Deliveries()
         self.caller = LocalCaller(
-            self._service, self._device_id, config.max_control_payload, deliveries, holds
+            self._service,
+            self._device_id,
+            config.max_control_payload,
+            deliveries,
+            holds,
+            self._name_of,
         )
         self.memory = DeviceMemory(
             self.caller,
@@ -123,12 +127,8 @@ class LocalChip:
             raise TypeError(
                 "level 2 runs one registered kernel: run(handle, args), with a handle of this Worker"
             )
-        if args is not None and not isinstance(args, TaskArgs):
-            raise TypeError(f"the arguments of a task are TaskArgs, not {type(args).__name__}")
-        limit = wait_timeout(timeout_s)
-        if config is not None and config.deadline_s is not None:
-            limit = min(limit, config.deadline_s)
-        copy = (args or EMPTY_ARGS).snapshot()
+        limit = run_limit(timeout_s, config)
+        copy = EMPTY_ARGS if args is None else check_args(args).snapshot()
         packed = _core.pack_task(copy.pack())
         deadline = time.monotonic() + limit
         with self.registry.acquire(copy.uses, limit, worker=0, what=f"task {fn.name!r}"):
@@ -137,7 +137,9 @@ class LocalChip:
             with self.caller.turn("task", 0, fn.id, _core.LANE_MAIN, left):
                 try:
                     return self._service.run(self._callables.target(fn.id), packed)
-                except (Exception, SystemExit) as error:
+                except BaseException as error:
+                    if is_interrupt(error):
+                        raise
                     cause = self.caller.remote(error)
                     raise TaskError(callable=fn.name, path=_PATH, cause=cause) from error
 
@@ -176,13 +178,11 @@ class LocalChip:
             )
         ]
 
+    def _name_of(self, work: Work) -> tuple[str, str]:
+        return name_work(work.what, work.op, work.arg, self._extension_names, self._callables.names())
+
     def _running(self, work: Work, now: float) -> tuple[bool, float, Running]:
         service = work.lane == _core.LANE_SERVICE
-        if work.what == "task":
-            what, name = "task", name_of(self._callables.names(), work.arg)
-        elif work.op == _OP.EXTENSION:
-            what, name = "extension", name_of(self._extension_names, work.arg)
-        else:
-            what, name = "control", op_name(work.op)
+        what, name = self._name_of(work)
         seconds = now - work.started
         return service, -seconds, Running(what, name, seconds, "service" if service else "main")

@@ -13,9 +13,10 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import operator
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
 from simpler.buffers import HOST, Allocation, Buffer, HostBuffer, Pin, State
 from simpler.errors import BackPressureError, ClosedError, MemoryRangeError, WorkerError, WorkerTimeoutError
@@ -71,7 +72,7 @@ class MemoryRegistry:
             ValueError: `nbytes` is below 1.
             MemoryRangeError: The chip died before the memory could be handed out.
         """
-        _check_size(nbytes)
+        nbytes = _size(nbytes)
         with self._lock:
             generation = self._generations.get(worker, 0)
         address = self._malloc(worker, nbytes)
@@ -91,7 +92,7 @@ class MemoryRegistry:
             ValueError: `nbytes` is below 1.
             BackPressureError: The heap has no such block.
         """
-        _check_size(nbytes)
+        nbytes = _size(nbytes)
         with self._lock:
             heap = self._heap
             if heap is None:
@@ -111,6 +112,10 @@ class MemoryRegistry:
             BufferError: A HostBuffer has live views.
             WorkerTimeoutError: The chip did not take the request; unless `.started`, the buffer lives on.
         """
+        if isinstance(buffer, Tensor):
+            raise TypeError(
+                "free() takes a Buffer or HostBuffer, not a Tensor, which holds no memory of its own"
+            )
         with self._lock:
             record = self._usable(buffer)
             if record.pins:
@@ -126,6 +131,8 @@ class MemoryRegistry:
 
     def pin(self, record: Allocation, name: str) -> Pin:
         """See `Buffer.pin`."""
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"a pin's name is a str that is not empty: {name!r}")
         with self._lock:
             if record.state is not State.LIVE:
                 raise record.unusable()
@@ -280,15 +287,6 @@ class MemoryRegistry:
             records = [buffer.allocation for buffer in self._live.values()]
         return sum(record.nbytes for record in records if record.worker == worker)
 
-    def check(self, memory: Memory, *, worker: int | None = None) -> Allocation:
-        """The record of usable memory.
-
-        Raises:
-            MemoryRangeError: Dead, another Worker's, or another chip's than `worker` without mapped peers.
-        """
-        with self._lock:
-            return self._visible(memory, worker)
-
     def _usable(self, memory: Memory) -> Allocation:
         record = getattr(memory.buffer if isinstance(memory, Tensor) else memory, "allocation", None)
         if not isinstance(record, Allocation):
@@ -377,11 +375,13 @@ def _nothing_to_free(worker: int, address: int, generation: int) -> None:
     """The device memory of a closed Worker has gone with its chips."""
 
 
-def _check_size(nbytes: object) -> None:
-    if isinstance(nbytes, bool) or not isinstance(nbytes, int):
-        raise TypeError(f"nbytes must be an int: {nbytes!r}")
-    if nbytes < 1:
-        raise ValueError(f"nbytes must be at least 1: {nbytes}")
+def _size(nbytes: object) -> int:
+    if isinstance(nbytes, bool) or not isinstance(nbytes, SupportsIndex):
+        raise TypeError(f"nbytes must be an integer: {nbytes!r}")
+    size = operator.index(nbytes)
+    if size < 1:
+        raise ValueError(f"nbytes must be at least 1: {size}")
+    return size
 
 
 def _range(memory: Memory, record: Allocation, mode: Mode) -> tuple[int, int]:

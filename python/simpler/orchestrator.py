@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 from simpler import _core
 from simpler.callables import CallableHandle, CallableTable
-from simpler.config import RunConfig, wait_timeout
+from simpler.config import RunConfig, check_config, run_limit
 from simpler.errors import ClosedError, ConfigError, MemoryRangeError, SimplerError
 from simpler.run import Run, TaskHandle
-from simpler.task_args import EMPTY_ARGS, TaskArgs
+from simpler.task_args import EMPTY_ARGS, TaskArgs, check_args
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,8 +83,8 @@ class Orchestrator:
         if worker.__class__ is not int or not -1 < worker < self._num_chips:
             worker = _chip(worker, self._num_chips)
         if config is not None:
-            config.check_task()
-        if args is None or (not args.uses and not len(args) and not args.deps):
+            check_config(config).check_task()
+        if args is None or _is_empty(check_args(args)):
             return run.submit(handle.name, worker, handle.id, _NO_ARGS, None)
         return self._submit(run, handle, args, worker)
 
@@ -106,7 +106,7 @@ class Orchestrator:
         host = self._host
         if host.num_children == host.num_chips:
             raise ConfigError("this Worker has no sub workers: give it num_sub_workers=")
-        args = EMPTY_ARGS if args is None else args
+        args = EMPTY_ARGS if args is None else check_args(args)
         for tensor, _ in args.tensors:
             if tensor.buffer.allocation.worker >= 0:
                 raise MemoryRangeError(
@@ -149,9 +149,7 @@ def run_function(
     timeout_s: float | None,
 ) -> Any:
     """`Worker.run` of a node."""
-    limit = wait_timeout(timeout_s)
-    if config is not None and config.deadline_s is not None:
-        limit = min(limit, config.deadline_s)
+    limit = run_limit(timeout_s, config)
     if isinstance(fn, CallableHandle):
         return run_function(host, _RunOne(fn), args, config, timeout_s)()
     if not callable(fn):
@@ -184,9 +182,11 @@ class _RunOne:
         self._handle = handle
 
     def __call__(self, orch: Orchestrator, args: Any, config: RunConfig | None) -> Callable[[], Any]:  # noqa: ARG002 - as every such function
-        if args is not None and not isinstance(args, TaskArgs):
-            raise TypeError(f"the arguments of a task are TaskArgs, not {type(args).__name__}")
         return orch.submit_next_level(self._handle, args, worker=0).result
+
+
+def _is_empty(args: TaskArgs) -> bool:
+    return not args.uses and not len(args) and not args.deps
 
 
 def _ended(what: str) -> ClosedError:

@@ -29,9 +29,12 @@ def as_payload(payload: BytesLike) -> Plain:
         raise TypeError("a payload is bytes-like, not str: encode it first")
     try:
         exported: Any = payload
-        return pickle.PickleBuffer(exported).raw()
+        view = memoryview(exported)
     except BufferError as error:
-        raise ValueError(f"a payload must be contiguous: {error}") from None
+        raise ValueError(f"a payload's memory cannot be had: {error}") from error
+    if not view.c_contiguous:
+        raise ValueError("a payload must be contiguous in C order")
+    return pickle.PickleBuffer(view).raw()
 
 
 def payload_bytes(payload: BytesLike, limit: int) -> bytes:

@@ -89,16 +89,22 @@ def op_name(op: int) -> str:
         return f"#{op}"
 
 
+def name_work(
+    what: str, op: int, arg: int, extension_names: Sequence[str], callable_names: Sequence[str]
+) -> tuple[str, str]:
+    """`Running.what` and `Running.name` of work given by numbers."""
+    if what == "task":
+        return "task", name_of(callable_names, arg)
+    if op == _core.ControlOp.EXTENSION:
+        return "extension", name_of(extension_names, arg)
+    return "control", op_name(op)
+
+
 def make_running(
     raw: dict[str, Any], extension_names: Sequence[str], callable_names: Sequence[str]
 ) -> Running:
     """A core's record of one running thing, with names for its numbers."""
-    if raw["what"] == "task":
-        what, name = "task", name_of(callable_names, raw["arg"])
-    elif raw["op"] == _core.ControlOp.EXTENSION:
-        what, name = "extension", name_of(extension_names, raw["arg"])
-    else:
-        what, name = "control", op_name(raw["op"])
+    what, name = name_work(raw["what"], raw["op"], raw["arg"], extension_names, callable_names)
     return Running(what=what, name=name, seconds=raw["seconds"], lane=raw["lane"])
 
 

@@ -133,6 +133,13 @@ class TaskArgs:
         return items
 
 
+def check_args(args: TaskArgs) -> TaskArgs:
+    """Raise TypeError unless `args` are TaskArgs."""
+    if not isinstance(args, TaskArgs):
+        raise TypeError(f"the arguments of a task are TaskArgs, not {type(args).__name__}")
+    return args
+
+
 EMPTY_ARGS = TaskArgs()
 """The snapshot of arguments without any; never changed."""
 

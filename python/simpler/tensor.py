@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
@@ -100,7 +100,7 @@ def make_tensor(
     strides: Sequence[int] | None = None,
 ) -> Tensor:
     """Check and build a Tensor of `buffer`; see `Buffer.tensor` for arguments and errors."""
-    dims = _ints("shape", (shape,) if isinstance(shape, int) else shape)
+    dims = _ints("shape", (shape,) if isinstance(shape, SupportsIndex) else shape)
     if any(n < 0 for n in dims):
         raise ValueError(f"shape has a negative dimension: {dims}")
     if len(dims) > MAX_DIMS:

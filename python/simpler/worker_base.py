@@ -144,7 +144,8 @@ class WorkerBase:
             _core.require_platform()
             if sysconfig.get_config_var("Py_GIL_DISABLED"):
                 raise RuntimeError(
-                    "a free-threaded interpreter cannot fork safely with threads running: use a build with the GIL"
+                    "a free-threaded interpreter cannot fork safely with threads running: "
+                    "use a build with the GIL"
                 )
             engine_type = LocalChip if self._config.level == 2 else Node
             engine = engine_type(self._config, self._name, self._callables)

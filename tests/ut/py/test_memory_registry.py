@@ -116,7 +116,7 @@ def test_free_gives_the_memory_back_and_ends_the_handle(node: Node) -> None:
         lambda: buffer.pin("engine"),
         lambda: node.registry.acquire([(tensor, READ)]),
         lambda: node.registry.hold([buffer]),
-        lambda: node.registry.check(tensor),
+        lambda: node.registry.hold([tensor]),
     ]
     for use in uses:
         with pytest.raises(MemoryRangeError, match=r"freed by free\(\)"):
