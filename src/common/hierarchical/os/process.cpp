@@ -210,12 +210,15 @@ bool send_signal(int pidfd, int signal) noexcept {
   return pidfd_send_signal_raw(pidfd, signal) == 0;
 }
 
-ExitStatus reap(int pidfd) noexcept {
+namespace {
+
+ExitStatus wait_for_exit(int pidfd, int more_options) noexcept {
   siginfo_t info{};
   int result = 0;
   do {
     // WNOHANG: a process that a debugger holds has ended and yet cannot be reaped.
-    result = waitid(kWaitByPidfd, static_cast<id_t>(pidfd), &info, WEXITED | WNOHANG);
+    result = waitid(kWaitByPidfd, static_cast<id_t>(pidfd), &info,
+                    WEXITED | WNOHANG | more_options);
   } while (result != 0 && errno == EINTR);
   if (result != 0) {
     return {errno == ECHILD ? ExitStatus::Kind::kTakenByAnotherWaiter : ExitStatus::Kind::kUnknown,
@@ -233,6 +236,12 @@ ExitStatus reap(int pidfd) noexcept {
       return {};
   }
 }
+
+}  // namespace
+
+ExitStatus exit_status(int pidfd) noexcept { return wait_for_exit(pidfd, WNOWAIT); }
+
+ExitStatus reap(int pidfd) noexcept { return wait_for_exit(pidfd, 0); }
 
 std::string describe_exit(const ExitStatus& status) {
   switch (status.kind) {

@@ -49,8 +49,11 @@ struct ExitStatus {
   bool operator==(const ExitStatus&) const = default;
 };
 
-// Reaps a child of this process that has ended (waitid P_PIDFD). kTakenByAnotherWaiter on ECHILD.
-// REQUIRES: wait_process_end() has returned true.
+// How a child of this process has ended (waitid P_PIDFD); it stays to be reaped.
+// kTakenByAnotherWaiter on ECHILD. REQUIRES: wait_process_end() has returned true.
+ExitStatus exit_status(int pidfd) noexcept;
+// The same, and reaps it. May take long: while anyone reads /proc/PID, the kernel tries again and
+// again to drop its entries there (measured: up to a second on a busy machine).
 ExitStatus reap(int pidfd) noexcept;
 
 // "exited with code 3", "killed by SIGSEGV (segmentation fault)", "killed by SIGABRT (aborted)",

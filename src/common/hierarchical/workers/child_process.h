@@ -56,7 +56,7 @@ struct ChildProcess {
   Descriptor pidfd;
   ChildState state = ChildState::kStarting;
   std::string first_cause;  // CP-4: what every later use of this child repeats
-  bool end_is_told = true;  // false from kDead until all who wait for the child have been woken
+  bool is_settled = true;  // false from kDead until its callers are woken and it is reaped
 };
 
 }  // namespace simpler

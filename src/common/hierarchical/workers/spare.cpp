@@ -85,10 +85,11 @@ class Spare {
     for (std::size_t i = own_.size(); i-- > 0;) {
       if (!poller.ready(first + i)) continue;
       const Child& child = own_[i];
-      const ExitStatus status = reap(child.pidfd.get());
+      const ExitStatus status = exit_status(child.pidfd.get());
       const ExitMessage message{child.pid, static_cast<std::int32_t>(status.kind), status.value,
                                 status.core_dumped};
       write_record(duties_.report_pipe, bytes_of(message));  // without a reader nobody asks
+      reap(child.pidfd.get());
       own_.erase(own_.begin() + static_cast<std::ptrdiff_t>(i));
     }
   }

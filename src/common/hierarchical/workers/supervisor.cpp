@@ -126,7 +126,7 @@ bool Supervisor::take_frames(Watched& watched) {
 void Supervisor::handle_end(std::size_t position) {
   Watched& watched = watched_[position];
   if (watched.child.log_socket.valid()) read_log(watched);  // its last words
-  if (!watched.child.forked_by_spare) return finish(position, reap(watched.child.pidfd));
+  if (!watched.child.forked_by_spare) return finish(position, exit_status(watched.child.pidfd));
   const auto report = reports_.find(watched.child.pid);
   if (report != reports_.end()) {
     const ExitStatus status = report->second;
@@ -154,9 +154,13 @@ void Supervisor::handle_report() {
 }
 
 void Supervisor::finish(std::size_t position, const ExitStatus& status) {
-  const int index = watched_[position].child.index;
+  const Child& child = watched_[position].child;
+  const int index = child.index;
+  const int own_pidfd = child.forked_by_spare ? -1 : child.pidfd;
   watched_.erase(watched_.begin() + static_cast<std::ptrdiff_t>(position));
   delegate_.child_ended(index, status);
+  if (own_pidfd >= 0) reap(own_pidfd);
+  delegate_.child_reaped(index);
 }
 
 }  // namespace simpler

@@ -25,6 +25,8 @@ class SupervisorDelegate {
  public:
   virtual ~SupervisorDelegate() = default;
   virtual void child_ended(int index, const ExitStatus& status) = 0;
+  // Follows child_ended; reaping may take long (os/process.h).
+  virtual void child_reaped(int index) = 0;
   virtual void child_logged(int index, std::vector<std::byte> frame) = 0;
   virtual void spare_ended(const ExitStatus& status) = 0;
   // Called once about a second after poke_trim: gives unused payload pages back.
@@ -36,7 +38,7 @@ class Supervisor {
   struct Child {
     int index = 0;
     pid_t pid = -1;
-    int pidfd = -1;  // borrowed: stays open until child_ended has returned
+    int pidfd = -1;  // borrowed: stays open until child_reaped has been called
     Descriptor log_socket;
     bool forked_by_spare = false;
   };

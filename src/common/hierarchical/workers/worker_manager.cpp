@@ -142,7 +142,8 @@ void WorkerManager::kill(int worker) {
   std::unique_lock lock(mutex_);
   if (target.pidfd.valid()) send_signal(target.pidfd.get(), SIGKILL);
   ended_.wait(lock, [&] {
-    return target.state == ChildState::kDead || target.state == ChildState::kClosed;
+    return target.is_settled &&
+           (target.state == ChildState::kDead || target.state == ChildState::kClosed);
   });
 }
 
@@ -157,7 +158,7 @@ std::vector<std::byte> WorkerManager::restart(int worker, Deadline deadline, Int
   {
     // The supervisor may still be going through the slots: it must not fail those of the successor.
     std::unique_lock lock(mutex_);
-    ended_.wait(lock, [&] { return target.end_is_told; });
+    ended_.wait(lock, [&] { return target.is_settled; });
   }
   // Callers of the dead child are awake and about to let go of their slots.
   wait_all_released(target, deadline, interrupt);
@@ -294,14 +295,17 @@ void WorkerManager::child_ended(int index, const ExitStatus& status) {
     child.first_cause = child.describe() + " died: " + cause;
     cause = child.first_cause;
     child.state = stopping() ? ChildState::kClosed : ChildState::kDead;
-    child.end_is_told = false;
+    child.is_settled = false;
   }
   spin_leave(memory_.header(), child.seat);
   child.control.fail_all(false);
   child.ring.fail_all();
   if (!stopping()) listener_.child_died(index, cause);
+}
+
+void WorkerManager::child_reaped(int index) {
   const std::lock_guard lock(mutex_);
-  child.end_is_told = true;
+  children_[static_cast<std::size_t>(index)]->is_settled = true;
   ended_.notify_all();
 }
 

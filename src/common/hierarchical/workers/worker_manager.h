@@ -121,6 +121,7 @@ class WorkerManager : private SupervisorDelegate {
   void signal_remaining(int signal);
 
   void child_ended(int index, const ExitStatus& status) override;
+  void child_reaped(int index) override;
   void child_logged(int index, std::vector<std::byte> frame) override;
   void spare_ended(const ExitStatus& status) override;
   void trim() override;
