@@ -91,6 +91,7 @@ bool spin_until(Done done, Nanoseconds bound) {
     for (int i = 0; i < kChecksPerClock; ++i) {
       if (done()) return true;
       cpu_relax();
+      cpu_relax();
     }
     if (spent > kAlone) std::this_thread::yield();
     spent = monotonic_now() - start;

@@ -13,6 +13,7 @@ namespace simpler {
 namespace {
 
 constexpr Nanoseconds kTrimAfter = 1'000'000'000;
+constexpr Nanoseconds kNoDeadline = Deadline::kForever;  // for as long as the parent lives
 
 constexpr std::uint32_t bit(int slot) noexcept { return 1U << static_cast<unsigned>(slot); }
 
@@ -53,7 +54,7 @@ std::byte* ReplyWriter::reserve(ReplyStatus status, std::size_t nbytes) {
     status_ = ReplyStatus::kTooLarge;
     return nullptr;
   }
-  const auto offset = arena_.wait_allocate(nbytes, owner_, deadline_);
+  const auto offset = arena_.wait_allocate(nbytes, owner_, Deadline::at(deadline_ns_));
   if (!offset) {
     status_ = ReplyStatus::kNoReplySpace;
     return nullptr;
@@ -83,9 +84,14 @@ ChildLoop::ChildLoop(TreeHeader<>& tree, ChildBlock<>& block, const SharedRegion
 void ChildLoop::run() {
   start_service_thread();
   while (!stopped_) {
-    pending_ |= bell_take(block_.main_bell);
-    pending_ &= ~kRingBit;  // the ring's own counters say what is there
-    serve_any();
+    pending_ |= bell_take(block_.main_bell) & ~kRingBit;  // the ring's own counters say what is there
+    if (pending_ != 0) {
+      // It will be claimed, so its first line is fetched to be written; the second only to be read.
+      const ControlSlot<>& first = block_.slots[std::countr_zero(pending_)];
+      __builtin_prefetch(&first, 1);
+      __builtin_prefetch(&first.arg, 0);
+      serve_any();
+    }
     const int slot = pending_ != 0 ? oldest(block_, Lane::kMain, pending_) : -1;
     const std::uint64_t seq = ring_available(block_.ring, completed_);
     if (slot >= 0 && (task_was_last_ || seq == 0)) {
@@ -104,8 +110,7 @@ void ChildLoop::run() {
 void ChildLoop::fail_start(std::span<const std::byte> failure) {
   ControlSlot<>& slot = block_.slots[kLifecycleSlot];
   if (!slot_claim(slot, Lane::kMain)) return;
-  ReplyWriter reply(arena_, {kLifecycleSlot, slot.request_id}, slot.bytes,
-                    Deadline::at(slot.deadline_ns));
+  ReplyWriter reply(arena_, {kLifecycleSlot, slot.request_id}, slot.bytes, slot.deadline_ns);
   reply.write(ReplyStatus::kFailure, failure);
   publish(slot, reply);
 }
@@ -168,23 +173,19 @@ void ChildLoop::run_exclusive(int slot) {
 bool ChildLoop::serve_control(int index, Lane lane) {
   ControlSlot<>& slot = block_.slots[index];
   if (!slot_claim(slot, lane)) return false;
-  slot.started_ns.store(monotonic_now(), std::memory_order_relaxed);
-  const std::byte* request =
-      slot.request_offset == kInline ? slot.bytes : payload_.data() + slot.request_offset;
-  const std::span<const std::byte> whole(request, slot.request_bytes);
-  const std::size_t meta_bytes = std::min<std::size_t>(slot.meta_bytes, whole.size());
-  ReplyWriter reply(arena_, {index, slot.request_id}, slot.bytes, Deadline::at(slot.deadline_ns));
-  switch (static_cast<ControlOp>(slot.op)) {
-    case ControlOp::PING:
-      break;
-    case ControlOp::ECHO:
+  ReplyWriter reply(arena_, {index, slot.request_id}, slot.bytes, slot.deadline_ns);
+  const auto op = static_cast<ControlOp>(slot.op);
+  if (op != ControlOp::PING) {  // which is answered from the slot's first line alone
+    const std::byte* request =
+        slot.request_offset == kInline ? slot.bytes : payload_.data() + slot.request_offset;
+    const std::span<const std::byte> whole(request, slot.request_bytes);
+    const std::size_t meta_bytes = std::min<std::size_t>(slot.meta_bytes, whole.size());
+    if (op == ControlOp::ECHO) {
       reply.write(ReplyStatus::kOk, whole.subspan(meta_bytes));
-      break;
-    default:
+    } else {
       slot.started_ns.store(monotonic_now(), std::memory_order_relaxed);
-      handler_.control({static_cast<ControlOp>(slot.op), slot.arg, whole.first(meta_bytes),
-                        whole.subspan(meta_bytes)},
-                       reply);
+      handler_.control({op, slot.arg, whole.first(meta_bytes), whole.subspan(meta_bytes)}, reply);
+    }
   }
   publish(slot, reply);
   handler_.replied();
@@ -197,7 +198,7 @@ void ChildLoop::run_task(std::uint64_t seq) {
   slot.started_ns.store(monotonic_now(), std::memory_order_relaxed);
   block_.ring.begun.store(seq, std::memory_order_release);
   TaskStatus status = TaskStatus::kSkipped;
-  ReplyWriter reply(arena_, {-1, seq}, slot.bytes, Deadline::never());
+  ReplyWriter reply(arena_, {-1, seq}, slot.bytes, kNoDeadline);
   if (!ring_must_skip(block_.ring, slot)) {
     const std::byte* args =
         slot.args_offset == kInline ? slot.bytes : payload_.data() + slot.args_offset;

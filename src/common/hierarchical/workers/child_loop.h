@@ -24,8 +24,8 @@ namespace simpler {
 class ReplyWriter {
  public:
   ReplyWriter(ReplyArena& arena, ReplyOwner owner, std::span<std::byte> inline_space,
-              Deadline deadline)
-      : arena_(arena), owner_(owner), inline_(inline_space), deadline_(deadline) {}
+              const Nanoseconds& deadline_ns)
+      : arena_(arena), owner_(owner), inline_(inline_space), deadline_ns_(deadline_ns) {}
 
   // Space for `nbytes` of the reply, inline or in the arena; nullptr when there is none by the
   // deadline or ever, and then the reply says so by itself. May wait: hold no lock. Overwrites the
@@ -41,7 +41,7 @@ class ReplyWriter {
   ReplyArena& arena_;
   const ReplyOwner owner_;
   const std::span<std::byte> inline_;
-  const Deadline deadline_;
+  const Nanoseconds& deadline_ns_;  // not read until somebody has to wait
   ReplyStatus status_ = ReplyStatus::kOk;
   std::size_t nbytes_ = 0;
   std::uint64_t offset_ = kInline;
