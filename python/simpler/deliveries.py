@@ -111,8 +111,8 @@ class Dispatcher:
     def _handle(self, event: _core.Event) -> None:
         try:
             self._deliver(event)
-        except Exception as error:  # noqa: BLE001 - a callback's or log handler's own error ends here
-            _report(error)
+        except BaseException as error:  # noqa: BLE001 - a callback's or log handler's own error ends here
+            report(error)
 
     def _deliver(self, event: _core.Event) -> None:
         if event[0] == "reply":
@@ -128,7 +128,8 @@ class Dispatcher:
             sink.on_died(event[1], event[2])
 
 
-def _report(error: BaseException) -> None:
+def report(error: BaseException) -> None:
+    """Log what a callback or log handler raised; raises nothing."""
     try:
         _log.error("an event could not be delivered: %s", error, exc_info=error)
     except Exception:  # noqa: BLE001 - the handler that raised may be the one asked to log it

@@ -11,11 +11,11 @@ import itertools
 import os
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from simpler import _core
+from simpler.call_threads import CallThreads
 from simpler.child_main import describe
 from simpler.errors import BackPressureError, ClosedError, RemoteError, WorkerTimeoutError
 from simpler.payloads import payload_bytes
@@ -66,9 +66,10 @@ class LocalCaller:
         self._holds = holds
         self._name_of = name_of
         self._turn = threading.Lock()  # exclusive handlers, memory calls and kernels
-        self._pool_lock = threading.Lock()
-        self._pools: dict[bool, ThreadPoolExecutor] = {}  # by whether their calls wait for a turn
-        self._submitted: dict[int, Future[None]] = {}
+        self._threads_lock = threading.Lock()
+        self._in_turn = CallThreads(1, "simpler-chip")
+        self._beside = CallThreads(_CONCURRENT, "simpler-chip")
+        self._submitted: dict[int, None] = {}  # in order; whoever takes a token out decides about its call
         self._tokens = itertools.count(1)
         self.running: dict[int, Work] = {}
         self.counts = dict.fromkeys(("calls", "timeouts", "request_bytes", "reply_bytes", "tasks"), 0)
@@ -142,13 +143,14 @@ class LocalCaller:
         hold: int,
         /,
     ) -> int:
-        """Start a call on a thread of a small pool: one thread for calls that wait for a turn, in order."""
+        """Start a call on another thread; calls that wait for a turn have one thread and keep their order."""
         data = payload_bytes(payload, self._max_payload)
         token = next(self._tokens)
         begun = time.monotonic()
 
         def work() -> None:
-            self._submitted.pop(token, None)
+            if not self.cancel(token):
+                return
             left = timeout_s - (time.monotonic() - begun)
             outcome: Outcome
             try:
@@ -159,17 +161,13 @@ class LocalCaller:
                 outcome = error
             self._deliveries.arrive(token, outcome)
 
-        with self._pool_lock:
+        with self._threads_lock:
             if self.closed:
                 raise ClosedError("the worker is closed")
             if len(self._submitted) >= _MAX_WAITING:
                 raise BackPressureError(f"{_MAX_WAITING} submitted calls wait for the chip already")
-            exclusive = _is_exclusive(op, lane)
-            pool = self._pools.get(exclusive)
-            if pool is None:
-                pool = ThreadPoolExecutor(1 if exclusive else _CONCURRENT, "simpler-chip")
-                self._pools[exclusive] = pool
-            self._submitted[token] = pool.submit(work)
+            self._submitted[token] = None
+            (self._in_turn if _is_exclusive(op, lane) else self._beside).add(work)
         return token
 
     def submit_broadcast(
@@ -188,11 +186,7 @@ class LocalCaller:
 
     def cancel(self, token: int, /) -> bool:
         """Withdraw a submitted call that no thread has taken."""
-        future = self._submitted.get(token)
-        if future is None or not future.cancel():
-            return False
-        self._submitted.pop(token, None)
-        return True
+        return self._submitted.pop(token, token) is None
 
     def queued(self) -> int:
         """Submitted calls that no thread has taken."""
@@ -200,14 +194,13 @@ class LocalCaller:
 
     def close(self, timeout_s: float) -> bool:
         """Refuse calls from now on and wait for the chip's turn; false when it stays busy."""
-        with self._pool_lock:
+        with self._threads_lock:
             self.closed = True
-            pools, self._pools = list(self._pools.values()), {}
         for token in list(self._submitted):
             if self.cancel(token):
                 self._deliveries.arrive(token, ClosedError("the worker was closed before the call began"))
-        for pool in pools:
-            pool.shutdown(wait=False)
+        self._in_turn.end()
+        self._beside.end()
         deadline = time.monotonic() + timeout_s
         if threading.get_ident() in self.running or not self._turn.acquire(timeout=timeout_s):
             return False

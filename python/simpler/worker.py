@@ -123,7 +123,8 @@ class Worker(WorkerBase):
         """`run_chip_control_extension` without waiting: a Future of its result.
 
         The payload is copied before this returns. The Future's cancel() succeeds only before the handler
-        begins.
+        begins. Its callbacks run on the thread that brings the outcomes: they may make calls, but not wait
+        for another Future of this worker.
 
         Raises:
             BackPressureError: 1,024 calls wait for that child already.

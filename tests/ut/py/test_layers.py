@@ -40,6 +40,7 @@ PYTHON_LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
         {
             "abandoned",
+            "call_threads",
             "caller",
             "child_main",
             "chip_service",

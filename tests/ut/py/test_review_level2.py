@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -96,3 +98,42 @@ def test_a_submitted_call_whose_time_is_over_never_begins(chip: Worker) -> None:
         late.result(LIMIT_S)
     assert not error.value.started
     assert held.result(LIMIT_S) == b"hold"
+
+
+def test_a_call_that_never_ends_does_not_keep_the_interpreter_from_ending() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", NEVER_ENDS], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "closed\n"), ended.stderr
+
+
+NEVER_ENDS = """
+import threading
+import simpler
+
+begun = threading.Event()
+
+def never_end(chip, payload, device_id):
+    begun.set()
+    threading.Event().wait()
+
+simpler.register_chip_control_extension("never", never_end)
+worker = simpler.Worker(2, shutdown_timeout_s=0.05)
+worker.init()
+worker.submit_chip_control_extension("never", worker_id=0)
+begun.wait()
+worker.close()
+print("closed")
+"""
+
+
+@pytest.mark.parametrize("level", [2, 3])
+def test_a_callback_that_raises_anything_stops_no_later_outcome(level: int) -> None:
+    def leave(_done: object) -> None:
+        raise SystemExit("the callback's own")
+
+    with extension("review-beside", _answer), Worker(level) as worker:
+        first = worker.submit_chip_control_extension("review-beside", b"first", worker_id=0)
+        first.add_done_callback(leave)
+        later = worker.submit_chip_control_extension("review-beside", b"later", worker_id=0)
+        assert (first.result(LIMIT_S), later.result(LIMIT_S)) == (b"first", b"later")
