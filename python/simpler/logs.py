@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import sys
 from typing import TYPE_CHECKING, Any
 
 from simpler.errors import ConfigError
@@ -29,12 +30,16 @@ _LEVELS = {
 }
 
 
-class _UnlessConfigured(logging.StreamHandler[Any]):
+class _UnlessConfigured(logging.Handler):
     """Writes to stderr as long as the program has configured no logging of its own."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not logging.getLogger().handlers:
-            super().emit(record)
+        if logging.getLogger().handlers:
+            return
+        try:
+            sys.stderr.write(f"{self.format(record)}\n")
+        except Exception:  # noqa: BLE001 - a stream can be anything; logging's rule is that this harms nobody
+            self.handleError(record)
 
 
 def configure_from_environment() -> None:
