@@ -55,7 +55,9 @@ struct ChildProcess {
   // Guarded by WorkerManager's mutex.
   Descriptor pidfd;
   ChildState state = ChildState::kStarting;
-  std::string first_cause;  // CP-4: what every later use of this child repeats
+  // CP-4: what every later use of this child repeats. Stays over a restart, for callers of the dead
+  // child that ask only then.
+  std::string first_cause;
   bool is_settled = true;  // false from kDead until its callers are woken and it is reaped
 };
 

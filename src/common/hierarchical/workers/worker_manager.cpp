@@ -5,6 +5,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <system_error>
 
 #include "hierarchical/base/error.h"
 #include "hierarchical/ipc/control_protocol.h"
@@ -26,6 +27,22 @@ std::string seconds_text(Nanoseconds since_ns) {
   return text.data();
 }
 
+// When this process may have no more threads. Nothing else touches the children then.
+void end_without_supervisor(const std::vector<std::unique_ptr<ChildProcess>>& children,
+                            SpareHandle& spare) noexcept {
+  const Deadline deadline = Deadline::at(monotonic_now() + kReapPatience);
+  const auto end = [deadline](int pidfd) {
+    if (pidfd < 0) return;
+    send_signal(pidfd, SIGKILL);
+    if (wait_process_end(pidfd, deadline)) reap(pidfd);
+  };
+  for (const auto& child : children) {
+    end(child->pidfd.get());
+    child->state = ChildState::kClosed;
+  }
+  end(spare.pidfd());
+}
+
 }  // namespace
 
 WorkerManager::WorkerManager(TreeOptions options, TreeListener& listener)
@@ -44,7 +61,11 @@ WorkerManager::WorkerManager(TreeOptions options, TreeListener& listener)
       options_.spin_ns > 0 ? static_cast<std::uint32_t>(usable_cores()) : 0;
 }
 
-WorkerManager::~WorkerManager() { end_everything(); }
+WorkerManager::~WorkerManager() {
+  end_everything();
+  // An abandoned broadcast may hold a block of another child's arena, which would go before it.
+  for (const auto& child : children_) child->control.reclaim_abandoned([](std::uint64_t) {});
+}
 
 ChildProcess& WorkerManager::child(int worker) {
   if (worker < 0 || worker >= size()) {
@@ -122,8 +143,13 @@ void WorkerManager::end_everything() noexcept {
     if (stopped_) return;
     stopped_ = true;
   }
-  supervisor_.start();  // a start that failed half-way has none yet; it reaps what there is
+  try {
+    supervisor_.start();  // a start that failed half-way has none yet; it reaps what there is
+  } catch (const std::system_error&) {
+    return end_without_supervisor(children_, spare_);
+  }
   signal_remaining(SIGKILL);
+  if (spare_.pidfd() >= 0) send_signal(spare_.pidfd(), SIGCONT);  // a stopped one could not leave
   wait_all_ended(Deadline::at(monotonic_now() + kReapPatience));
   spare_.dismiss();
   if (spare_.pidfd() >= 0 &&
@@ -169,6 +195,9 @@ std::vector<std::byte> WorkerManager::restart(int worker, Deadline deadline, Int
   }
   target.control.reset();
   target.ring.reset();
+  // Every reply of the dead child has been read; the pages would stay until its successor fills them.
+  const PayloadSpace space = memory_.space(worker);
+  memory_.payload().release_pages(space.reply_base, space.reply_bytes);
   target.generation.fetch_add(1);
   post_start(target, deadline);
   start_replacement(target, deadline);
@@ -216,7 +245,6 @@ void WorkerManager::start_replacement(ChildProcess& target, Deadline deadline) {
   target.pid = replacement.pid;
   target.pidfd = std::move(replacement.pidfd);
   target.state = ChildState::kStarting;
-  target.first_cause.clear();
   supervisor_.watch({target.index, target.pid, target.pidfd.get(), std::move(log_socket), true});
   if (stopping()) send_signal(target.pidfd.get(), SIGKILL);  // else stop() does
 }
@@ -237,8 +265,9 @@ void WorkerManager::open_channel(ChildProcess& target) {
 WorkerManager::ChildReport WorkerManager::report(int worker) {
   ChildProcess& target = child(worker);
   const std::lock_guard lock(mutex_);
+  const bool lives = target.state == ChildState::kStarting || target.state == ChildState::kReady;
   return {target.index, target.is_chip,           target.device_id,  target.pid,
-          target.state, target.generation.load(), target.first_cause};
+          target.state, target.generation.load(), lives ? "" : target.first_cause};
 }
 
 WorkerManager::ChildReport WorkerManager::report_spare() {
@@ -247,10 +276,9 @@ WorkerManager::ChildReport WorkerManager::report_spare() {
 }
 
 CallError WorkerManager::gone_error(int worker) {
-  const ChildReport now = report(worker);
-  if (now.state == ChildState::kDead && !now.first_cause.empty()) {
-    return {CallError::Kind::kDied, worker, now.first_cause};
-  }
+  const std::lock_guard lock(mutex_);
+  const std::string& cause = child(worker).first_cause;
+  if (!stopping() && !cause.empty()) return {CallError::Kind::kDied, worker, cause};
   return {CallError::Kind::kClosed, worker, "the worker is closing or closed"};
 }
 
