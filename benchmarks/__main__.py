@@ -1,4 +1,4 @@
-"""``python -m benchmarks [--quick] [--only FAMILY]... [--json FILE]``, from the repository's root."""
+"""``python -m benchmarks``, from the repository's root; ``--help`` lists the options."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few samples: whether it runs, not how fast")
     parser.add_argument("--only", action="append", choices=FAMILIES, help="one family; may be given again")
     parser.add_argument("--json", metavar="FILE", help="also write all figures to FILE")
+    parser.add_argument(
+        "--markdown", metavar="FILE", help="also write the table of docs/benchmarks.md to FILE"
+    )
     options = parser.parse_args()
     effort = Effort(quick=options.quick)
     print(report.machine(), flush=True)
@@ -44,8 +47,7 @@ def main() -> None:
             rows.append(row)
             print(report.text(row), flush=True)
     print(f"\n{report.summary(rows)}")
-    if options.json:
-        report.write_json(options.json, rows)
+    report.write(rows, json_path=options.json, markdown_path=options.markdown)
 
 
 if __name__ == "__main__":

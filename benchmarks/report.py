@@ -81,6 +81,23 @@ def summary(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def markdown(rows: Sequence[Row]) -> str:
+    """The table of docs/benchmarks.md: p50 (p99) of ours, and p50 of the others."""
+    lines = ["| what | target | simpler | beside it | |", "| --- | --- | --- | --- | --- |"]
+    for row in rows:
+        ours = row.figures[OURS]
+        tail = f" ({value(row.unit, ours.p99)})" if ours.p99 is not None else ""
+        others = [
+            f"{name} {value(row.unit, figure.p50)} ({row.ratio(name):.2f})"
+            for name, figure in row.figures.items()
+            if name != OURS
+        ]
+        target = "" if row.target is None else target_text(row.target, row.unit)
+        cells = (row.name, target, f"{value(row.unit, ours.p50)}{tail}", "; ".join(others), verdict(row))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def as_json(rows: Sequence[Row]) -> dict[str, Any]:
     """All that was measured; times in nanoseconds, memory in bytes."""
     return {
@@ -107,6 +124,9 @@ def as_json(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def write_json(path: str, rows: Sequence[Row]) -> None:
-    """Keep `rows` in a file."""
-    Path(path).write_text(json.dumps(as_json(rows), indent=2) + "\n", encoding="utf-8")
+def write(rows: Sequence[Row], *, json_path: str | None, markdown_path: str | None) -> None:
+    """Keep `rows` in the files that are named."""
+    if json_path:
+        Path(json_path).write_text(json.dumps(as_json(rows), indent=2) + "\n", encoding="utf-8")
+    if markdown_path:
+        Path(markdown_path).write_text(f"{machine()}\n\n{markdown(rows)}\n", encoding="utf-8")
