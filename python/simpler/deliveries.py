@@ -53,15 +53,6 @@ class Deliveries:
                 return
         deliver(outcome)
 
-    def fail_all(self, error: BaseException) -> None:
-        """Nothing will come any more: everyone who waits gets `error`."""
-        with self._lock:
-            waiting = list(self._waiting.values())
-            self._waiting.clear()
-            self._early.clear()
-        for deliver in waiting:
-            deliver(error)
-
 
 class EventSink(Protocol):
     """What the dispatcher tells besides replies."""

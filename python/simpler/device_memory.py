@@ -30,8 +30,6 @@ _CHUNK_BYTES = 16 << 20
 _FREE_WAIT_S = 1.0
 _MOST = (1 << 64) - 1  # what the wire can say; no chip has it
 
-Device = Buffer | Tensor
-
 
 class _Part:
     """One side of a copy: bytes [address, address + nbytes) of a worker, or of this process (HOST)."""

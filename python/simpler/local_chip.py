@@ -87,7 +87,6 @@ class LocalChip:
         )
         self.memory.registry = self.registry
         self.extensions = ExtensionCalls(self.caller, extensions, [region], self.registry, holds, deliveries)
-        self._first_error: str | None = None
         self._open = False
 
     def start(self) -> None:
