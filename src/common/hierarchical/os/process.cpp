@@ -217,8 +217,8 @@ ExitStatus wait_for_exit(int pidfd, int more_options) noexcept {
   int result = 0;
   do {
     // WNOHANG: a process that a debugger holds has ended and yet cannot be reaped.
-    result = waitid(kWaitByPidfd, static_cast<id_t>(pidfd), &info,
-                    WEXITED | WNOHANG | more_options);
+    result =
+        waitid(kWaitByPidfd, static_cast<id_t>(pidfd), &info, WEXITED | WNOHANG | more_options);
   } while (result != 0 && errno == EINTR);
   if (result != 0) {
     return {errno == ECHILD ? ExitStatus::Kind::kTakenByAnotherWaiter : ExitStatus::Kind::kUnknown,

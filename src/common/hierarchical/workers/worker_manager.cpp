@@ -195,7 +195,8 @@ std::vector<std::byte> WorkerManager::restart(int worker, Deadline deadline, Int
   }
   target.control.reset();
   target.ring.reset();
-  // Every reply of the dead child has been read; the pages would stay until its successor fills them.
+  // Every reply of the dead child has been read; the pages would stay until its successor fills
+  // them.
   const PayloadSpace space = memory_.space(worker);
   memory_.payload().release_pages(space.reply_base, space.reply_bytes);
   target.generation.fetch_add(1);
@@ -266,8 +267,13 @@ WorkerManager::ChildReport WorkerManager::report(int worker) {
   ChildProcess& target = child(worker);
   const std::lock_guard lock(mutex_);
   const bool lives = target.state == ChildState::kStarting || target.state == ChildState::kReady;
-  return {target.index, target.is_chip,           target.device_id,  target.pid,
-          target.state, target.generation.load(), lives ? "" : target.first_cause};
+  return {target.index,
+          target.is_chip,
+          target.device_id,
+          target.pid,
+          target.state,
+          target.generation.load(),
+          lives ? "" : target.first_cause};
 }
 
 WorkerManager::ChildReport WorkerManager::report_spare() {
