@@ -99,6 +99,7 @@ class Node:
         )
         self._deaths = [0] * self.num_children
         self._restart_lock = threading.Lock()
+        self._restarting: set[int] = set()
         self._deaths_lock = threading.Lock()
         self._sub_lock = threading.Lock()
         self._sub_turn = 0
@@ -147,11 +148,13 @@ class Node:
         with self._restart_lock:
             if self.tree.alive(worker):
                 raise ValueError(f"worker {worker} is alive: restart() is for a dead child; kill() it first")
-            self._note_death(worker)
+            self._note_death(worker, restarting=True)
             try:
                 self.tree.restart(worker, self.config.startup_timeout_s)
             except SimplerError as error:
                 raise _restart_error(worker, error) from error
+            finally:
+                self._note_death(worker, restarting=False)
             self._note_pids()
             try:
                 for number, blob in self.callables.shipped():
@@ -166,15 +169,26 @@ class Node:
             if isinstance(worker, int) and isinstance(pid, int) and worker >= 0:
                 self.failures.pids[worker] = pid
 
-    def _note_death(self, worker: int) -> None:
-        """Tell the registry of each death once, whichever way it is learnt first."""
+    def _note_death(self, worker: int, *, restarting: bool | None = None) -> None:
+        """Tell the registry of each death once, whichever way it is learnt first.
+
+        While a restart is under way the core's figures do not tell a new process that is not there yet from
+        one that has died: the restart looks before and after. It says so with `restarting`.
+        """
         with self._deaths_lock:
+            if restarting is None and worker in self._restarting:
+                return
+            if restarting:
+                self._restarting.add(worker)
+            else:
+                self._restarting.discard(worker)
             deaths = self.tree.generation(worker) + (0 if self.tree.alive(worker) else 1)
             new = deaths - self._deaths[worker]
             self._deaths[worker] = max(deaths, self._deaths[worker])
-        if worker < self.num_chips:
-            for _ in range(new):
-                self.registry.worker_lost(worker)
+            # Under the lock: whoever finds the death told already relies on its buffers being lost by then.
+            if worker < self.num_chips:
+                for _ in range(new):
+                    self.registry.worker_lost(worker)
 
     # What the dispatcher tells
 
