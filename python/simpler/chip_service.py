@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from simpler import _core
 from simpler.callables import pickled
+from simpler.chip_log import ChipLogger
 from simpler.chips.cpu import CpuChip
 from simpler.control.chip_view import ChipView, make_buffers, with_buffers
 from simpler.memory_wire import FREE, MALLOC, PEER, RANGE, WORD
@@ -72,13 +73,12 @@ class ChipService:
         self._shared = shared
         self._tickets: dict[int, int] = {}  # address -> ticket of every live allocation
         self._tickets_lock = threading.Lock()
-        log = logging.getLogger("simpler.extension")
         self.views = [
             ChipView(
                 device_id=device_id,
                 worker_id=worker_id,
                 platform=backend.platform,
-                log=log.getChild(extension.name),
+                log=ChipLogger(f"simpler.extension.{extension.name}", worker_id, device_id),
                 state={},
             )
             for extension in extensions

@@ -43,6 +43,7 @@ PYTHON_LAYERS: tuple[frozenset[str], ...] = (
             "call_threads",
             "caller",
             "child_main",
+            "chip_log",
             "chip_service",
             "deliveries",
             "device_memory",

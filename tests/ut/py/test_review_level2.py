@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -137,3 +138,25 @@ def test_a_callback_that_raises_anything_stops_no_later_outcome(level: int) -> N
         first.add_done_callback(leave)
         later = worker.submit_chip_control_extension("review-beside", b"later", worker_id=0)
         assert (first.result(LIMIT_S), later.result(LIMIT_S)) == (b"first", b"later")
+
+
+def _log(chip: simpler.ChipView, payload: bytes, device_id: int) -> None:
+    chip.log.warning("one line: %s %d", payload, device_id)
+    chip.log.debug("not enabled")
+
+
+@pytest.mark.parametrize("level", [2, 3])
+def test_a_handlers_records_have_the_chips_path_and_device(
+    level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    devices: dict[str, Any] = {"device_id": 7} if level == 2 else {"device_ids": [7]}
+    with (
+        caplog.at_level(logging.INFO, "simpler"),
+        extension("review-log", _log),
+        Worker(level, **devices) as worker,
+    ):
+        worker.run_chip_control_extension("review-log", b"x")
+    (record,) = [record for record in caplog.records if record.name == "simpler.extension.review-log"]
+    fields = vars(record)
+    assert (record.getMessage(), fields["path"], fields["device_id"]) == ("one line: b'x' 7", (0,), 7)
+    assert record.funcName == "_log"
