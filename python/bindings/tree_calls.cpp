@@ -97,12 +97,25 @@ void blocking(Body body) {
   body(main ? &check : nullptr);
 }
 
+// For a signal handler that has raised while the reply came: it ends the call, and the reply is
+// dropped.
+[[noreturn]] void drop_reply(ChildProcess& child, int slot) {
+  try {
+    take_reply(child, slot);
+    child.control.release(slot);
+  } catch (const CallError&) {
+    // An error is a reply as well.
+  }
+  throw CallError(CallError::Kind::kInterrupted, child.index, "interrupted");
+}
+
 PyObject* call(RunningTree& running, ChildProcess& child, const ControlRequest& request) {
   int slot = running.poll_post(child, request);
   if (slot < 0)
     blocking([&](Interrupt* interrupt) { slot = running.wait_post(child, request, interrupt); });
   if (!child.control.spin_reply(slot, kSpinWithGil)) {
     blocking([&](Interrupt* interrupt) { running.wait_reply(child, slot, request, interrupt); });
+    if (PyErr_Occurred() != nullptr) drop_reply(child, slot);
   } else {
     running.wait_reply(child, slot, request, nullptr);  // nothing is due any more: does not wait
   }

@@ -26,6 +26,20 @@ struct RunningTree::Reserved {
 
 namespace {
 
+// Remembers that a signal was seen: a wait whose reply came meanwhile ends as if there was none.
+class NotedInterrupt : public Interrupt {
+ public:
+  explicit NotedInterrupt(Interrupt* inner) noexcept : inner_(inner) {}
+  bool pending() override { return seen_ = inner_->pending(); }
+  [[nodiscard]] bool seen() const noexcept { return seen_; }
+  // What a wait takes: nullptr where nobody looks for signals.
+  [[nodiscard]] Interrupt* get() noexcept { return inner_ == nullptr ? nullptr : this; }
+
+ private:
+  Interrupt* const inner_;
+  bool seen_ = false;
+};
+
 ControlRequest with_meta(const ControlRequest& request,
                          std::span<const std::span<const std::byte>> metas, std::size_t i) {
   ControlRequest own = request;
@@ -118,9 +132,11 @@ void RunningTree::report_over(int worker, std::uint64_t hold) {
 
 std::vector<BroadcastReply> RunningTree::broadcast(
     const ControlRequest& request, std::span<const std::span<const std::byte>> metas,
-    bool fail_fast, Interrupt* interrupt) {
+    bool fail_fast, Interrupt* signals) {
   check_size(request);
-  if (fail_fast) return broadcast_fail_fast(request, metas, interrupt);
+  if (fail_fast) return broadcast_fail_fast(request, metas, signals);
+  NotedInterrupt noted(signals);
+  Interrupt* const interrupt = noted.get();
   Reserved reserved(static_cast<std::size_t>(manager_.chips()));
   reserve(reserved, request, metas, interrupt);
   const bool posted = !reserved.interrupted && post_in_order(reserved, request.deadline, interrupt);
@@ -128,6 +144,7 @@ std::vector<BroadcastReply> RunningTree::broadcast(
     if (reserved.slots[i] < 0) continue;
     if (posted) {
       end_one(reserved, i, with_meta(request, metas, i), interrupt);
+      reserved.interrupted = reserved.interrupted || noted.seen();
     } else {
       ChildProcess& child = manager_.child(static_cast<int>(i));
       child.control.release(reserved.slots[i]);
@@ -173,11 +190,16 @@ std::vector<BroadcastReply> RunningTree::broadcast_fail_fast(
     reply.kind = event.error ? BroadcastReply::Kind::kError : BroadcastReply::Kind::kReply;
     reply.bytes = std::move(event.bytes);
     reply.error = std::move(event.error);
-    if (interrupted && !(reply.error && reply.error->started))
-      report_over(event.worker, request.hold);
   }
-  if (interrupted) throw CallError(CallError::Kind::kInterrupted, -1, "interrupted");
-  return replies;
+  lock.unlock();  // who delivers replies holds the queue's lock, which report_over takes
+  if (!interrupted) return replies;
+  for (std::size_t i = 0; i < chips; ++i) {
+    const BroadcastReply& reply = replies[i];
+    const bool over = reply.kind == BroadcastReply::Kind::kReply ||
+                      (reply.kind == BroadcastReply::Kind::kError && !reply.error->started);
+    if (over) report_over(static_cast<int>(i), request.hold);
+  }
+  throw CallError(CallError::Kind::kInterrupted, -1, "interrupted");
 }
 
 }  // namespace simpler

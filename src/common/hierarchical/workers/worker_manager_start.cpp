@@ -168,6 +168,10 @@ std::vector<std::byte> WorkerManager::wait_start(ChildProcess& child, Deadline d
   const ReplyStatus status = reply.status;
   child.control.release(kLifecycleSlot);
   if (status != ReplyStatus::kOk) throw CallError(child.index, decode_failure(bytes));
+  if (interrupt != nullptr && interrupt->pending()) {  // the answer came while a signal did
+    throw CallError(CallError::Kind::kInterrupted, child.index,
+                    "interrupted while " + child.describe() + " started");
+  }
   const std::lock_guard lock(mutex_);
   if (child.state == ChildState::kStarting) child.state = ChildState::kReady;
   return bytes;
