@@ -104,7 +104,8 @@ void ControlParentEnd::post(int slot, std::uint64_t request_id) {
       bell_ring(block_.service_bell, bit(slot));
     }
   }
-  if (gone() && slot != kLifecycleSlot) slot_fail(shared);
+  // The child may live on while the tree closes: a slot that it has claimed is its own until it ends.
+  if (gone() && slot != kLifecycleSlot && !slot_refuse(shared)) abandon(slot);
 }
 
 bool ControlParentEnd::reply_due(int slot) const noexcept {
@@ -197,16 +198,17 @@ ReplyView ControlParentEnd::read_reply(int slot) {
     throw Error(ErrorCode::kProtocol,
                 "the child's reply does not belong to the request it was read for");
   }
-  counters_.reply_bytes.fetch_add(nbytes, std::memory_order_relaxed);
   if (offset == kInline) {
     if (nbytes > kSlotInlineBytes)
       throw Error(ErrorCode::kProtocol, "the child's inline reply is longer than its slot");
+    counters_.reply_bytes.fetch_add(nbytes, std::memory_order_relaxed);
     return {static_cast<ReplyStatus>(status), {shared.bytes, nbytes}};
   }
   if (!space_.reply_contains(offset, nbytes)) {
     throw Error(ErrorCode::kProtocol, "the child's reply lies outside its arena");
   }
   record.large_reply = true;
+  counters_.reply_bytes.fetch_add(nbytes, std::memory_order_relaxed);
   return {static_cast<ReplyStatus>(status), {payload_.data() + offset, nbytes}};
 }
 
@@ -266,6 +268,7 @@ void ControlParentEnd::reset() {
   block_.service_bell.pending.store(0);
   block_.service_bell.sleepers.store(0);
   block_.main_busy.store(0);
+  block_.replies_released.waiters.store(0);
 }
 
 void ControlParentEnd::open() {

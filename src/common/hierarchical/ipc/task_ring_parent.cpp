@@ -102,10 +102,11 @@ void TaskRingParentEnd::collect() {
   if (retired_ >= completed) return;
   bool large = false;
   while (retired_ < completed) {
-    const std::uint64_t seq = ++retired_;
+    const std::uint64_t seq = retired_ + 1;
     const TaskSlot<>& slot = ring_slot(block_.ring, seq);
     large = large || slot.result_offset != kInline;
-    finished_.emplace(seq, read_outcome(slot));
+    finished_.emplace(seq, read_outcome(slot));  // may throw, and then it is still to be collected
+    retired_ = seq;
     outstanding_[(seq - 1) % kTaskSlots].staged.reset();
   }
   block_.ring.retired.store(retired_, std::memory_order_release);
@@ -158,6 +159,11 @@ TaskWait TaskRingParentEnd::wait(std::uint64_t seq, Deadline deadline, Interrupt
     }
     if (!slept_once && deadline.passed()) return TaskWait::kTimedOut;
     slept_once = true;
+    {
+      // Results of earlier tasks may fill the arena that the child needs to end this one.
+      const std::lock_guard lock(mutex_);
+      if (!gone_.load(std::memory_order_relaxed)) collect();
+    }
     ring_sleep(block_.ring, seen, next_slice(deadline, interrupt));
     if (ended(seq)) continue;
     if (interrupt != nullptr && interrupt->pending()) return TaskWait::kInterrupted;
