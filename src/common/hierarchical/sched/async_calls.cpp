@@ -24,6 +24,7 @@ std::unique_ptr<AsyncCalls::Call> AsyncCalls::make_call(int worker, const Contro
 }
 
 void AsyncCalls::check_room(int worker) {
+  if (finished_) throw CallError(CallError::Kind::kClosed, worker, "the worker is closing or closed");
   if (queues_[static_cast<std::size_t>(worker)].size() < kMaxQueued) return;
   throw CallError(CallError::Kind::kBackPressure, worker,
                   std::to_string(kMaxQueued) + " calls already wait for worker " +
@@ -103,6 +104,8 @@ bool AsyncCalls::cancel(std::uint64_t token) {
     if (at == queue.end()) continue;
     left_queue(**at);
     queue.erase(at);
+    // Who queued behind it may fit where it did not.
+    bell_ring(manager_.memory().header().async_bell, 1U);
     return true;
   }
   return false;

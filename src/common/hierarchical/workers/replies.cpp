@@ -1,5 +1,8 @@
 #include "hierarchical/workers/replies.h"
 
+#include <new>
+#include <string>
+
 #include "hierarchical/base/error.h"
 
 namespace simpler {
@@ -37,7 +40,16 @@ std::span<const std::byte> take_reply(ChildProcess& child, int slot) {
 
 std::vector<std::byte> take_reply_copy(ChildProcess& child, int slot) {
   const std::span<const std::byte> reply = take_reply(child, slot);
-  std::vector<std::byte> bytes(reply.begin(), reply.end());
+  std::vector<std::byte> bytes;
+  try {
+    bytes.assign(reply.begin(), reply.end());
+  } catch (const std::bad_alloc&) {
+    child.control.release(slot);
+    throw CallError(child.index, RemoteFailure{"MemoryError",
+                                               "no memory for a reply of " +
+                                                   std::to_string(reply.size()) + " bytes",
+                                               "", false});
+  }
   child.control.release(slot);
   return bytes;
 }
