@@ -44,7 +44,6 @@ std::unique_ptr<PyTree> make_tree(std::vector<int> device_ids, int num_sub_worke
   options.keep_descriptors = std::move(keep_fds);
   options.name = name;
   auto tree = std::make_unique<PyTree>();
-  tree->workers = static_cast<int>(options.device_ids.size()) + num_sub_workers;
   tree->max_payload = max_control_payload;
   tree->builder.emplace(std::move(options));
   tree->heap = tree->builder->heap();
@@ -179,7 +178,10 @@ py::dict running_record(const char* lane, const char* what, int op, std::uint64_
   record["op"] = op;
   record["arg"] = arg;
   record["id"] = id;
-  record["seconds"] = static_cast<double>(monotonic_now() - since) * 1e-9;
+  // `since` is the child's word: 0 before it has spoken, or any number.
+  const Nanoseconds now = monotonic_now();
+  const Nanoseconds spent = since > 0 && since < now ? now - since : 0;
+  record["seconds"] = static_cast<double>(spent) * 1e-9;
   return record;
 }
 
@@ -252,6 +254,12 @@ py::list counters(const PyTree& tree) {
 }
 
 }  // namespace
+
+PyTree::~PyTree() {
+  if (epoch == fork_epoch()) return;
+  if (running) static_cast<void>(new std::shared_ptr<RunningTree>(std::move(running)));
+  if (builder) static_cast<void>(new TreeBuilder(std::move(*builder)));
+}
 
 std::shared_ptr<RunningTree> PyTree::use() const {
   if (epoch != fork_epoch()) {

@@ -21,7 +21,13 @@ struct PyTree {
   py::object child_main;    // called in children only
   std::uint32_t epoch = 0;  // fork_epoch() of the process it was made in
   std::size_t max_payload = 0;
-  int workers = 0;
+
+  PyTree() = default;
+  // In a forked copy of the process the tree is left alone: it, its processes and its threads are
+  // the original's.
+  ~PyTree();
+  PyTree(const PyTree&) = delete;
+  PyTree& operator=(const PyTree&) = delete;
 
   // The running tree for the length of one call. Sets a Python error and returns null in a forked
   // copy of the process, before start() and after close().

@@ -21,10 +21,8 @@ std::shared_ptr<RunningTree> use_or_throw(const PyTree& tree) {
 // What a broadcast or a submitted call is made of, kept alive for as long as the spans are used.
 class RequestParts {
  public:
-  RequestParts(const RunningTree& running, int chips, const std::vector<py::bytes>& metas,
-               const py::object& payload)
+  RequestParts(int chips, const std::vector<py::bytes>& metas, const py::object& payload)
       : payload_(payload.ptr()) {
-    static_cast<void>(running);
     if (!payload_.ok()) throw py::error_already_set();
     if (!metas.empty() && metas.size() != static_cast<std::size_t>(chips)) {
       throw Error(ErrorCode::kInvalidArgument, "metas must be empty or one per chip");
@@ -72,7 +70,7 @@ py::list broadcast(PyTree& tree, int op, std::uint32_t arg, int lane,
                    const std::vector<py::bytes>& metas, const py::object& payload, double timeout_s,
                    bool fail_fast, std::uint64_t hold) {
   const auto running = use_or_throw(tree);
-  const RequestParts parts(*running, running->manager().chips(), metas, payload);
+  const RequestParts parts(running->manager().chips(), metas, payload);
   const ControlRequest request = parts.request(op, arg, lane, timeout_s, hold);
   std::vector<BroadcastReply> replies;
   try {
@@ -105,7 +103,7 @@ std::uint64_t submit(PyTree& tree, int worker, int op, std::uint32_t arg, int la
                      std::uint64_t hold) {
   const auto running = use_or_throw(tree);
   running->manager().child(worker);
-  const RequestParts parts(*running, 0, {}, payload);
+  const RequestParts parts(0, {}, payload);
   ControlRequest request = parts.request(op, arg, lane, timeout_s, hold);
   check_size(tree, request);
   const ReadBuffer own_meta(meta.ptr());
@@ -123,7 +121,7 @@ std::vector<std::uint64_t> submit_broadcast(PyTree& tree, int op, std::uint32_t 
                                             const py::object& payload, double timeout_s,
                                             std::uint64_t hold) {
   const auto running = use_or_throw(tree);
-  const RequestParts parts(*running, running->manager().chips(), metas, payload);
+  const RequestParts parts(running->manager().chips(), metas, payload);
   const ControlRequest request = parts.request(op, arg, lane, timeout_s, hold);
   check_size(tree, request);
   try {
