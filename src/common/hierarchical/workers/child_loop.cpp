@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <system_error>
 
 #include "hierarchical/ipc/control_protocol.h"
 #include "hierarchical/ipc/task_protocol.h"
@@ -117,7 +118,7 @@ void ChildLoop::fail_start(std::span<const std::byte> failure) {
 
 void ChildLoop::publish(ControlSlot<>& slot, const ReplyWriter& reply) {
   slot.status = static_cast<std::uint32_t>(reply.status());
-  slot.reply_id = slot.request_id;
+  slot.reply_id = reply.id();
   slot.reply_bytes = reply.nbytes();
   slot.reply_offset = reply.offset();
   const bool notify = (slot.flags & kNotifyAsync) != 0;
@@ -221,6 +222,16 @@ void ChildLoop::start_service_thread() {
   start_quiet_thread("simpler-serve", [this] { serve_concurrent(); }).detach();
 }
 
+// Without another thread requests wait until this one is back.
+void ChildLoop::try_start_service_thread() noexcept {
+  try {
+    start_service_thread();
+  } catch (const std::system_error&) {
+    service_threads_.fetch_sub(1);
+    service_idle_.fetch_sub(1);
+  }
+}
+
 int ChildLoop::next_concurrent() {
   service_pending_ |= bell_take(block_.service_bell);
   const int slot = service_pending_ != 0 ? oldest(block_, Lane::kService, service_pending_) : -1;
@@ -236,7 +247,7 @@ void ChildLoop::serve_concurrent() {
       while ((slot = next_concurrent()) < 0) bell_sleep(block_.service_bell, Deadline::never());
       // The next leader takes what is left; make sure that there is one.
       if (service_idle_.fetch_sub(1) == 1 && service_threads_.load() < kServiceThreads)
-        start_service_thread();
+        try_start_service_thread();
     }
     serve_control(slot, Lane::kService);
     service_idle_.fetch_add(1);

@@ -33,6 +33,7 @@ class ReplyWriter {
   std::byte* reserve(ReplyStatus status, std::size_t nbytes);
   void write(ReplyStatus status, std::span<const std::byte> bytes);
 
+  [[nodiscard]] std::uint64_t id() const noexcept { return owner_.id; }  // whose reply this is
   [[nodiscard]] ReplyStatus status() const noexcept { return status_; }
   [[nodiscard]] std::size_t nbytes() const noexcept { return nbytes_; }
   [[nodiscard]] std::uint64_t offset() const noexcept { return offset_; }
@@ -93,6 +94,7 @@ class ChildLoop {
   void serve_concurrent();  // body of a service thread
   int next_concurrent();    // REQUIRES: service_mutex_ held
   void start_service_thread();
+  void try_start_service_thread() noexcept;
 
   TreeHeader<>& tree_;
   ChildBlock<>& block_;
