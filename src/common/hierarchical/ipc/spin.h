@@ -61,9 +61,11 @@ class AdaptiveSpin {
 
   // The wait ended while spinning.
   void caught() noexcept { set(bound_); }
-  // The wait ended in a sleep of `ns` after the spin.
+  // The wait ended in a sleep of `ns` after the spin. A sleep that a few spins would have covered
+  // counts as short: two ends that both sleep see each other's wake-up time in it, and would never
+  // find back to spinning.
   void slept(Nanoseconds ns) noexcept {
-    set(ns <= bound_ ? bound_ : std::max(bound() / 2, std::min<Nanoseconds>(bound_, kFloor)));
+    set(ns <= 4 * bound_ ? bound_ : std::max(bound() / 2, std::min<Nanoseconds>(bound_, kFloor)));
   }
 
  private:

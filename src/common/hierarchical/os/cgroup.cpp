@@ -147,14 +147,23 @@ std::vector<std::string> directories(const std::string& process_dir,
   return found;
 }
 
-std::optional<std::uint64_t> oom_kills(const std::string& process_dir) {
+std::optional<std::uint64_t> oom_kills_in(const std::string& file) {
+  return read_key(file, "oom_kill");
+}
+
+std::optional<std::string> oom_file(const std::string& process_dir) {
   for (const std::string& directory : directories(process_dir, "memory")) {
-    if (const auto count = read_key(directory + "/memory.oom_control", "oom_kill")) return count;
+    if (oom_kills_in(directory + "/memory.oom_control")) return directory + "/memory.oom_control";
   }
   for (const std::string& directory : directories(process_dir, "")) {
-    if (const auto count = read_key(directory + "/memory.events", "oom_kill")) return count;
+    if (oom_kills_in(directory + "/memory.events")) return directory + "/memory.events";
   }
   return std::nullopt;
+}
+
+std::optional<std::uint64_t> oom_kills(const std::string& process_dir) {
+  const std::optional<std::string> file = oom_file(process_dir);
+  return file ? oom_kills_in(*file) : std::nullopt;
 }
 
 std::optional<double> cpu_quota(const std::string& process_dir) {

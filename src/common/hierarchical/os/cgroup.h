@@ -19,7 +19,10 @@ inline const std::string kOwnProcess = "/proc/self";
 // mount (another cgroup namespace) gives the mount's root alone; empty when nothing is mounted.
 std::vector<std::string> directories(const std::string& process_dir, const std::string& controller);
 
-// Processes of this group that the kernel has killed for lack of memory.
+// Where the kernel counts the processes of this group that it has killed for lack of memory, and
+// the count there.
+std::optional<std::string> oom_file(const std::string& process_dir);
+std::optional<std::uint64_t> oom_kills_in(const std::string& file);
 std::optional<std::uint64_t> oom_kills(const std::string& process_dir);
 
 // Cores' worth of time per period, the least over the group and its parents; nullopt when

@@ -259,8 +259,16 @@ std::string describe_exit(const ExitStatus& status) {
 }
 
 std::optional<std::uint64_t> cgroup_oom_kills() noexcept {
+  // Found once: looking the group up takes longer than all else that happens at a death.
+  static const std::optional<std::string> file = [] {
+    try {
+      return cgroup::oom_file(cgroup::kOwnProcess);
+    } catch (const std::exception&) {
+      return std::optional<std::string>();
+    }
+  }();
   try {
-    return cgroup::oom_kills(cgroup::kOwnProcess);
+    return file ? cgroup::oom_kills_in(*file) : std::nullopt;
   } catch (const std::exception&) {
     return std::nullopt;
   }

@@ -61,7 +61,7 @@ ExitStatus reap(int pidfd) noexcept;
 std::string describe_exit(const ExitStatus& status);
 
 // The out-of-memory kill count of this process's memory cgroup (v1 or v2), for telling an OOM kill
-// from another SIGKILL. nullopt where there is none to read.
+// from another SIGKILL. nullopt where there is none to read. Of the group at the first call.
 std::optional<std::uint64_t> cgroup_oom_kills() noexcept;
 
 // Cores this process may use: its affinity mask and the cgroup's CPU quota (v1 or v2), at least 1.
