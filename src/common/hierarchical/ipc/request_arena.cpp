@@ -41,6 +41,7 @@ void RequestArena::release(std::size_t offset) {
     allocator_.release(offset - base_);
   }
   release_notify(released_);
+  if (waiting_ != nullptr && waiting_->load(std::memory_order_seq_cst) > 0) bell_ring(*bell_, 1U);
 }
 
 void RequestArena::trim() {

@@ -46,6 +46,12 @@ class RequestArena {
   // capacity.
   ArenaWait wait_stage(std::size_t nbytes, Deadline deadline, Interrupt* interrupt,
                        std::shared_ptr<StagedBlock>& out);
+  // Rings `bell` at each release while `waiting` is positive: somebody queues for space without a
+  // thread that waits.
+  void ring_on_release(Bell<>& bell, const std::atomic<int>& waiting) {
+    bell_ = &bell;
+    waiting_ = &waiting;
+  }
   // Fails every waiter, now and later.
   void close();
   void reopen() { closed_.store(false, std::memory_order_seq_cst); }
@@ -69,6 +75,8 @@ class RequestArena {
   std::mutex mutex_;
   ArenaAllocator allocator_;  // guarded by mutex_
   ReleaseEvent<> released_;   // private to the parent
+  Bell<>* bell_ = nullptr;
+  const std::atomic<int>* waiting_ = nullptr;
   std::atomic<bool> dirty_{false};
   std::atomic<bool> closed_{false};
 };

@@ -57,6 +57,8 @@ ChildProcess::ChildProcess(TreeMemory& memory, int child_index, bool chip, int d
       control(memory.header(), block, memory.payload(), memory.space(child_index), arena,
               spin_bound),
       ring(memory.header(), block, memory.payload(), memory.space(child_index), arena, spin_bound) {
+  // A block may be let go of by another child's slot, or with a task.
+  arena.ring_on_release(memory.header().async_bell, control.async_waiting());
 }
 
 std::string ChildProcess::describe() const {
