@@ -50,7 +50,12 @@ class LocalChip:
         backend = find_backend(config.platform)(chip)
         heap = _core.SharedRegion(config.heap_bytes, f"{name}-heap")
         extensions = extension_registry.snapshot()
-        self._extension_names = [extension.name for extension in extensions]
+        extension_names = [extension.name for extension in extensions]
+
+        def name_of(work: Work) -> tuple[str, str]:
+            return name_work(work.what, work.op, work.arg, extension_names, callables.names())
+
+        self._name_of = name_of
         region = backend.host_memory
         self._service = ChipService(
             backend,
@@ -69,7 +74,7 @@ class LocalChip:
             config.max_control_payload,
             deliveries,
             holds,
-            self._name_of,
+            name_of,
         )
         self.memory = DeviceMemory(
             self.caller,
@@ -176,9 +181,6 @@ class LocalChip:
                 queued=self.caller.queued(),
             )
         ]
-
-    def _name_of(self, work: Work) -> tuple[str, str]:
-        return name_work(work.what, work.op, work.arg, self._extension_names, self._callables.names())
 
     def _running(self, work: Work, now: float) -> tuple[bool, float, Running]:
         service = work.lane == _core.LANE_SERVICE
