@@ -62,9 +62,9 @@ void ControlParentEnd::fill(int slot, const ControlRequest& request,
   ControlSlot<>& shared = block_.slots[slot];
   Record& record = records_[static_cast<std::size_t>(slot)];
   record.hold = request.hold;
-  record.op = request.op;
-  record.lane = request.lane;
-  record.arg = request.arg;
+  record.op.store(request.op, std::memory_order_relaxed);
+  record.lane.store(request.lane, std::memory_order_relaxed);
+  record.arg.store(request.arg, std::memory_order_relaxed);
   shared.op = static_cast<std::uint16_t>(request.op);
   shared.lane = request.lane;
   shared.flags = request.notify_async ? kNotifyAsync : std::uint8_t{0};
@@ -91,8 +91,8 @@ void ControlParentEnd::fill(int slot, const ControlRequest& request,
 
 void ControlParentEnd::post(int slot, std::uint64_t request_id) {
   ControlSlot<>& shared = block_.slots[slot];
-  records_[static_cast<std::size_t>(slot)].request_id = request_id;
-  shared.request_id = request_id;
+  records_[static_cast<std::size_t>(slot)].request_id.store(request_id, std::memory_order_relaxed);
+  shared.request_id.store(request_id, std::memory_order_relaxed);
   const Lane lane = shared.lane;
   slot_post(shared);
   if (lane == Lane::kService) {
@@ -104,7 +104,8 @@ void ControlParentEnd::post(int slot, std::uint64_t request_id) {
       bell_ring(block_.service_bell, bit(slot));
     }
   }
-  // The child may live on while the tree closes: a slot that it has claimed is its own until it ends.
+  // The child may live on while the tree closes: a slot that it has claimed is its own until it
+  // ends.
   if (gone() && slot != kLifecycleSlot && !slot_refuse(shared)) abandon(slot);
 }
 
@@ -137,7 +138,8 @@ CallWait ControlParentEnd::wait_reply(int slot, Deadline deadline, Interrupt* in
     }
     spin_.slept(monotonic_now() - start);
   }
-  if (shared.state.load(std::memory_order_acquire) == raw(SlotState::kReplied)) return CallWait::kOk;
+  if (shared.state.load(std::memory_order_acquire) == raw(SlotState::kReplied))
+    return CallWait::kOk;
   return peer_gone(slot);
 }
 
@@ -193,7 +195,7 @@ ReplyView ControlParentEnd::read_reply(int slot) {
   const std::uint64_t offset = shared.reply_offset;
   const std::uint32_t status = shared.status;
   if (shared.state.load(std::memory_order_acquire) != raw(SlotState::kReplied) ||
-      shared.reply_id != record.request_id ||
+      shared.reply_id != record.request_id.load(std::memory_order_relaxed) ||
       status > static_cast<std::uint32_t>(ReplyStatus::kTooLarge)) {
     throw Error(ErrorCode::kProtocol,
                 "the child's reply does not belong to the request it was read for");
@@ -287,7 +289,9 @@ int ControlParentEnd::running(std::array<InFlight, kControlSlots>& out) const {
     if (state != raw(SlotState::kRunning) && state != raw(SlotState::kAbandoned)) continue;
     const Record& record = records_[static_cast<std::size_t>(slot)];
     out[static_cast<std::size_t>(count++)] = {
-        record.op, record.arg, record.request_id, record.lane,
+        record.op.load(std::memory_order_relaxed), record.arg.load(std::memory_order_relaxed),
+        record.request_id.load(std::memory_order_relaxed),
+        record.lane.load(std::memory_order_relaxed),
         block_.slots[slot].started_ns.load(std::memory_order_relaxed)};
   }
   return count;

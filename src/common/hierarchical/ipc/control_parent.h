@@ -32,6 +32,7 @@ struct ControlRequest {
   std::span<const std::byte> meta;
   std::span<const std::byte> payload;
   Deadline deadline = Deadline::never();
+  double timeout_s = 0;  // what the deadline was made of, for messages
   std::uint64_t hold =
       0;  // reported by reclaim_abandoned when the caller has left; 0: nothing to report
   bool notify_async = false;  // ring the tree's bell when the reply is there
@@ -123,12 +124,13 @@ class ControlParentEnd {
   bool abandon(int slot);
 
   struct Record {  // the parent's own copy: the shared fields are the child's to scribble on
-    std::uint64_t request_id = 0;
+    // Atomic, since running() reads them of slots that others hold.
+    std::atomic<std::uint64_t> request_id{0};
+    std::atomic<ControlOp> op{ControlOp::PING};
+    std::atomic<Lane> lane{Lane::kMain};
+    std::atomic<std::uint32_t> arg{0};
     std::uint64_t hold = 0;
     std::shared_ptr<StagedBlock> staged;
-    ControlOp op = ControlOp::PING;
-    Lane lane = Lane::kMain;
-    std::uint32_t arg = 0;
     bool large_reply = false;
     std::atomic<bool> abandoned{false};  // nobody but reclaim_abandoned has the slot
   };

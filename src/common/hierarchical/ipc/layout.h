@@ -76,9 +76,10 @@ struct alignas(kCacheLine) ControlSlot {
   std::uint16_t op = 0;           // parent writes while kIdle, like all of the request
   Lane lane = Lane::kMain;
   std::uint8_t flags = 0;
-  std::uint32_t status = 0;      // ReplyStatus; child writes while kRunning, like all of the reply
-  std::uint64_t request_id = 0;  // never reused
-  std::uint64_t reply_id = 0;    // the request_id that the reply answers
+  std::uint32_t status = 0;  // ReplyStatus; child writes while kRunning, like all of the reply
+  // Never reused. Atomic, since the child also reads it of slots that it has not claimed.
+  Atom<std::uint64_t> request_id{0};
+  std::uint64_t reply_id = 0;       // the request_id that the reply answers
   std::uint64_t request_bytes = 0;  // meta, then payload
   std::uint64_t request_offset = kInline;
   std::uint64_t reply_bytes = 0;

@@ -12,7 +12,7 @@ bool ReplyArena::has_been_read(const ReplyOwner& owner) const {
   const ControlSlot<>& slot = block_.slots[owner.slot];
   const std::uint32_t state = slot.state.load(std::memory_order_acquire);
   return state == raw(SlotState::kIdle) || state == raw(SlotState::kLate) ||
-         slot.request_id != owner.id;
+         slot.request_id.load(std::memory_order_relaxed) != owner.id;
 }
 
 void ReplyArena::sweep() {

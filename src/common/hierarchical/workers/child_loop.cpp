@@ -35,8 +35,11 @@ int oldest(const ChildBlock<>& block, Lane lane, std::uint32_t& pending) noexcep
     const ControlSlot<>& shared = block.slots[slot];
     if (!waits_for(shared, lane)) {  // withdrawn, or served by another thread
       pending &= ~bit(slot);
-    } else if (shared.request_id < found_id) {
-      found_id = shared.request_id;
+      continue;
+    }
+    const std::uint64_t id = shared.request_id.load(std::memory_order_relaxed);
+    if (id < found_id) {
+      found_id = id;
       found = slot;
     }
   }
@@ -85,7 +88,8 @@ ChildLoop::ChildLoop(TreeHeader<>& tree, ChildBlock<>& block, const SharedRegion
 void ChildLoop::run() {
   start_service_thread();
   while (!stopped_) {
-    pending_ |= bell_take(block_.main_bell) & ~kRingBit;  // the ring's own counters say what is there
+    pending_ |=
+        bell_take(block_.main_bell) & ~kRingBit;  // the ring's own counters say what is there
     if (pending_ != 0) {
       // It will be claimed, so its first line is fetched to be written; the second only to be read.
       const ControlSlot<>& first = block_.slots[std::countr_zero(pending_)];
@@ -111,7 +115,8 @@ void ChildLoop::run() {
 void ChildLoop::fail_start(std::span<const std::byte> failure) {
   ControlSlot<>& slot = block_.slots[kLifecycleSlot];
   if (!slot_claim(slot, Lane::kMain)) return;
-  ReplyWriter reply(arena_, {kLifecycleSlot, slot.request_id}, slot.bytes, slot.deadline_ns);
+  ReplyWriter reply(arena_, {kLifecycleSlot, slot.request_id.load(std::memory_order_relaxed)},
+                    slot.bytes, slot.deadline_ns);
   reply.write(ReplyStatus::kFailure, failure);
   publish(slot, reply);
 }
@@ -174,7 +179,8 @@ void ChildLoop::run_exclusive(int slot) {
 bool ChildLoop::serve_control(int index, Lane lane) {
   ControlSlot<>& slot = block_.slots[index];
   if (!slot_claim(slot, lane)) return false;
-  ReplyWriter reply(arena_, {index, slot.request_id}, slot.bytes, slot.deadline_ns);
+  ReplyWriter reply(arena_, {index, slot.request_id.load(std::memory_order_relaxed)}, slot.bytes,
+                    slot.deadline_ns);
   const auto op = static_cast<ControlOp>(slot.op);
   if (op != ControlOp::PING) {  // which is answered from the slot's first line alone
     const std::byte* request =

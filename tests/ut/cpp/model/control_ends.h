@@ -63,7 +63,7 @@ struct ControlWorld {
     ControlSlot<Atom>& slot = slots[index];
     check(slot.state.load(std::memory_order_acquire) == raw(SlotState::kIdle), "CP-1: the slot is free before it is filled");
     requests[index].write();
-    slot.request_id = id;
+    slot.request_id.store(id, std::memory_order_relaxed);
     slot.lane = lane;
     slot.bytes[0] = static_cast<std::byte>(id);
   }
@@ -128,7 +128,7 @@ struct ControlWorld {
     ControlSlot<Atom>& slot = slots[index];
     if (!Moves::claim(slot, mine)) return false;
     requests[index].read();
-    const std::uint64_t id = slot.request_id;
+    const std::uint64_t id = slot.request_id.load(std::memory_order_relaxed);
     check(slot.lane == mine || slot.lane == Lane::kAny, "CP-10: a request runs in its own lane");
     check(slot.bytes[0] == static_cast<std::byte>(id), "the request's bytes are whole");
     runs[id].fetch_add(1, std::memory_order_relaxed);
