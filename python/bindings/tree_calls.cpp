@@ -134,7 +134,8 @@ ControlRequest request_from(Arguments& arguments, int first, const ReadBuffer& m
   request.lane = any ? Lane::kAny : lane;
   request.meta = meta.bytes();
   request.payload = payload.bytes();
-  request.deadline = Deadline::after_seconds(arguments.real(first + 5));
+  request.timeout_s = arguments.real(first + 5);
+  request.deadline = Deadline::after_seconds(request.timeout_s);
   return request;
 }
 

@@ -41,6 +41,7 @@ class RequestParts {
     const bool any = request.op == ControlOp::PING || request.op == ControlOp::ECHO;
     request.lane = any ? Lane::kAny : static_cast<Lane>(lane);
     request.payload = payload_.bytes();
+    request.timeout_s = timeout_s;
     request.deadline = Deadline::after_seconds(timeout_s);
     request.hold = hold;
     return request;

@@ -106,11 +106,13 @@ Died = tuple[Literal["died"], int, str]  # ("died", worker, how)
 Ended = tuple[Literal["ended"], int, int]  # ("ended", worker, hold): see Tree.call_held
 Event = Replied | Logged | Died | Ended
 
-MakeError = Callable[[str, int, str, bool, tuple[str, str, str] | None], BaseException]
-"""make_error(kind, worker, message, started, remote) -> exception to raise.
+MakeError = Callable[
+    [str, int, str, bool, tuple[str, str, str] | None, tuple[str, float] | None], BaseException
+]
+"""make_error(kind, worker, message, started, remote, limit) -> exception to raise.
 
 kind is "remote" (remote = type name, message, traceback), "died", "timeout" (started says whether the
-child had begun), "closed", "protocol", "backpressure" or "startup". worker is the index, -1 for none.
+child had begun; limit is what was waited for and its limit in seconds), "closed", "protocol", "backpressure" or "startup". worker is the index, -1 for none.
 """
 
 @final

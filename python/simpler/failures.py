@@ -42,6 +42,7 @@ class Failures:
         message: str,
         started: bool,
         remote: Remote | None,
+        limit: tuple[str, float] | None = None,
     ) -> SimplerError:
         """One exception; `kind` and the rest are as `_core.MakeError` says."""
         if remote is not None:
@@ -56,8 +57,15 @@ class Failures:
         device = self.device_of(worker)
         pid = (self.pids[worker] or None) if 0 <= worker < len(self.pids) else None
         if kind == "timeout":
+            waited_for, timeout_s = limit or (message, None)
             return WorkerTimeoutError(
-                message, path=path, device_id=device, pid=pid, started=started, waited_for=message
+                message,
+                path=path,
+                device_id=device,
+                pid=pid,
+                started=started,
+                waited_for=waited_for,
+                timeout_s=timeout_s,
             )
         if kind == "died":
             return WorkerDiedError(message, path=path, device_id=device, pid=pid)

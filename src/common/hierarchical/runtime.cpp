@@ -46,8 +46,8 @@ TreeBuilder::Started TreeBuilder::start(
   return {std::move(tree_), std::move(answers)};
 }
 
-void RunningTree::close(Deadline deadline) {
-  manager_.stop(deadline);
+void RunningTree::close(Deadline deadline, Interrupt* interrupt) {
+  manager_.stop(deadline, interrupt);
   async_.finish();
 }
 

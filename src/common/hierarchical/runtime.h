@@ -91,7 +91,7 @@ class RunningTree : private TreeListener {
   void report_over(int worker, std::uint64_t hold);
 
   // Everything ends (LC-2); wakes whoever waits for events.
-  void close(Deadline deadline);
+  void close(Deadline deadline, Interrupt* interrupt = nullptr);
 
  private:
   friend class TreeBuilder;

@@ -38,6 +38,8 @@ class CallError : public std::exception {
   std::string message;
   bool started = false;
   RemoteFailure failure;  // with kRemote
+  std::string waited_for;  // with kTimedOut, like the next
+  double timeout_s = 0;
 };
 
 }  // namespace simpler

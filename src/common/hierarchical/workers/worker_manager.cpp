@@ -96,7 +96,7 @@ void WorkerManager::signal_remaining(int signal) {
   }
 }
 
-void WorkerManager::stop(Deadline deadline) {
+void WorkerManager::stop(Deadline deadline, Interrupt* interrupt) {
   const std::lock_guard stop_lock(stop_mutex_);
   {
     const std::lock_guard lock(mutex_);
@@ -129,11 +129,17 @@ void WorkerManager::stop(Deadline deadline) {
     child->control.fill(kLifecycleSlot, request, nullptr);
     child->control.post(kLifecycleSlot, next_request_id());
   }
-  if (!wait_all_ended(request.deadline)) {
+  bool ended = false;
+  bool interrupted = false;
+  while (!ended && !interrupted && !request.deadline.passed()) {
+    ended = wait_all_ended(next_slice(request.deadline, interrupt));
+    interrupted = !ended && interrupt != nullptr && interrupt->pending();
+  }
+  if (!ended && !interrupted) {
     signal_remaining(SIGTERM);
     wait_all_ended(Deadline::at(now + budget - reserve / 2));
   }
-  end_everything();
+  end_everything();  // after a signal at once: who presses Ctrl-C does not want to wait
 }
 
 void WorkerManager::end_everything() noexcept {
@@ -290,11 +296,17 @@ CallError WorkerManager::gone_error(int worker) {
 
 CallError WorkerManager::timed_out_error(ChildProcess& child, const ControlRequest& request,
                                          bool started) {
-  std::string text = listener_.name_of_request(request.op, request.arg) + " on " + child.describe();
+  const std::string what =
+      listener_.name_of_request(request.op, request.arg) + " on " + child.describe();
+  std::array<char, 64> limit{};
+  std::snprintf(limit.data(), limit.size(), " when its limit of %g s passed", request.timeout_s);
+  std::string text = what + (started ? " had begun but not ended" : " had not begun") + limit.data();
   const std::string activity = describe_activity(child);
-  text += started ? " has begun but not ended" : " has not begun";
   if (!activity.empty()) text += "; the child is " + activity;
-  return {CallError::Kind::kTimedOut, child.index, std::move(text), started};
+  CallError error(CallError::Kind::kTimedOut, child.index, std::move(text), started);
+  error.waited_for = what;
+  error.timeout_s = request.timeout_s;
+  return error;
 }
 
 std::string WorkerManager::describe_activity(ChildProcess& child) {

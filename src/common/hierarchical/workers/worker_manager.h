@@ -70,7 +70,7 @@ class WorkerManager : private SupervisorDelegate {
       ChildEntry entry, ForkHooks hooks, std::vector<const SharedRegion*> keep_regions,
       Deadline deadline, const std::function<std::unique_ptr<Interrupt>()>& make_interrupt);
   // LC-2: STOP, then SIGTERM, then SIGKILL. Idempotent; later callers wait for the first.
-  void stop(Deadline deadline);
+  void stop(Deadline deadline, Interrupt* interrupt = nullptr);
   void kill(int worker);
   // Returns the new START's answer. Throws Error{kInvalidArgument} for a live child, CallError
   // else.
