@@ -1,8 +1,10 @@
 #include "hierarchical/workers/child_process.h"
 
 #include <algorithm>
+#include <limits>
 #include <new>
 
+#include "hierarchical/base/error.h"
 #include "hierarchical/ipc/error_codec.h"
 #include "hierarchical/ipc/spin.h"
 
@@ -12,15 +14,24 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 
-constexpr std::size_t round_up(std::size_t nbytes) noexcept {
-  return (nbytes + kPage - 1) / kPage * kPage;
+// Half of one child's payload space.
+std::size_t half_of(std::size_t max_payload, int children) {
+  const auto halves = 2 * static_cast<std::size_t>(std::max(1, children));
+  const std::size_t extra = kPage + 2 * kMaxFailureBytes;
+  const auto most = static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()) / halves;
+  if (max_payload > most - extra) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "max_control_payload of " + std::to_string(max_payload) +
+                    " bytes is more than this machine can address");
+  }
+  return (max_payload + kPage - 1) / kPage * kPage + 2 * kMaxFailureBytes;
 }
 
 }  // namespace
 
 TreeMemory::TreeMemory(int children, std::size_t max_payload, std::size_t heap_bytes,
                        const std::string& name)
-    : half_bytes_(round_up(max_payload) + 2 * kMaxFailureBytes),
+    : half_bytes_(half_of(max_payload, children)),
       control_(sizeof(TreeHeader<>) + static_cast<std::size_t>(children) * sizeof(ChildBlock<>),
                name + "-control", SharedRegion::Pages::kCommitted),
       payload_(std::max(1UL, static_cast<std::size_t>(children)) * 2 * half_bytes_,
