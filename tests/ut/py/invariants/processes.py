@@ -33,13 +33,11 @@ def parent_of(pid: int) -> int:
 
 def children_of(pid: int) -> list[int]:
     """The direct children of a process."""
-    return [
-        int(entry.name) for entry in Path("/proc").glob("[0-9]*") if parent_of(int(entry.name)) == pid
-    ]
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if parent_of(int(entry.name)) == pid]
 
 
 class Watched:
-    """Processes whose ends are awaited. Opened while they live, so that no pid is mistaken for a later one."""
+    """Processes whose ends are awaited. Make it while they live: a pid may be given away again."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._pidfds = {pid: os.pidfd_open(pid) for pid in pids}
@@ -90,7 +88,7 @@ def open_files(pid: int | str = "self") -> dict[int, str]:
     files = {}
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):  # the descriptor of this very listing
-            files[int(entry.name)] = os.readlink(entry)
+            files[int(entry.name)] = str(entry.readlink())
     return files
 
 

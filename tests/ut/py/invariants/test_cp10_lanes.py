@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -73,7 +74,7 @@ def test_cp10_a_waiting_handler_runs_between_tasks_and_then_a_task_has_its_turn(
     # Registered before the fork: what is registered later has globals of its own.
     worker = node()
     start = worker.register(first)
-    tasks = [worker.register(lambda number=number: order.append(f"task{number}")) for number in range(1, 5)]
+    tasks = [worker.register(functools.partial(order.append, f"task{number}")) for number in range(1, 5)]
     with extension("note", note), worker:
 
         def fn(orch: simpler.Orchestrator, _args: object, _config: object) -> None:

@@ -211,7 +211,7 @@ def test_cp3_each_way_of_dying_has_a_text_of_its_own() -> None:
     for way in WAYS:
         with extension("die", die_handler), node() as worker:
             error = error_of(
-                lambda way=way: worker.run_chip_control_extension("die", way.encode(), worker_id=0)
+                functools.partial(worker.run_chip_control_extension, "die", way.encode(), worker_id=0)
             )
             texts[way] = re.sub(r"pid \d+|[\d.]+ m?s", "", str(error))
     assert len(set(texts.values())) == len(WAYS), texts

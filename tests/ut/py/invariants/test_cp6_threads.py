@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from simpler import ControlOp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
 CHIPS = 4
 THREADS = 16
@@ -31,7 +33,7 @@ def call_everything(worker: simpler.Worker, number: int, rounds: int) -> int:
     """Calls of every kind with payloads of many sizes; how many went wrong."""
     dice = random.Random(number)
     wrong = 0
-    pending = []
+    pending: list[tuple[Future[bytes], bytes]] = []
     for round_number in range(rounds):
         chip = dice.randrange(CHIPS)
         size = dice.choice((0, 1, 100, 8191, 8192, 8193, 20_000))
@@ -50,7 +52,7 @@ def call_everything(worker: simpler.Worker, number: int, rounds: int) -> int:
         else:
             replies = worker.run_chip_control_extension("echo", payload)
             wrong += replies != [b"%d:" % each + payload for each in range(CHIPS)]
-    return wrong + sum(future.result(WATCHDOG_S) != expected for future, expected in pending)
+    return wrong + sum(bool(future.result(WATCHDOG_S) != expected) for future, expected in pending)
 
 
 def test_cp6_sixteen_threads_calling_four_chips_get_their_own_replies() -> None:
@@ -60,8 +62,7 @@ def test_cp6_sixteen_threads_calling_four_chips_get_their_own_replies() -> None:
         node(device_ids=range(CHIPS)) as worker,
     ):
         calls = [
-            Background(lambda number=number: call_everything(worker, number, 150))
-            for number in range(THREADS)
+            Background(functools.partial(call_everything, worker, number, 150)) for number in range(THREADS)
         ]
         assert [call.result() for call in calls] == [0] * THREADS
         assert [stats.timeouts + stats.late_replies for stats in worker.stats()] == [0] * CHIPS
@@ -86,8 +87,8 @@ def test_cp6_calls_that_give_up_among_calls_that_do_not() -> None:
                 wrong += reply != b"%d:" % chip + payload
             return wrong
 
-        hasty_calls = [Background(lambda number=number: hasty(number)) for number in range(THREADS // 2)]
-        patient_calls = [Background(lambda number=number: patient(number)) for number in range(THREADS // 2)]
+        hasty_calls = [Background(functools.partial(hasty, number)) for number in range(THREADS // 2)]
+        patient_calls = [Background(functools.partial(patient, number)) for number in range(THREADS // 2)]
         assert [call.result() for call in patient_calls] == [0] * len(patient_calls)
         for call in hasty_calls:
             call.result()
@@ -100,7 +101,7 @@ def test_cp6_a_later_call_to_the_same_child_ends_first(make_gate: Callable[[], G
     gates = [make_gate() for _ in range(3)]
     with extension("wait", wait_handler, concurrent=True), node() as worker:
         calls = [
-            Background(lambda gate=gate: worker.run_chip_control_extension("wait", gate.name, worker_id=0))
+            Background(functools.partial(worker.run_chip_control_extension, "wait", gate.name, worker_id=0))
             for gate in gates
         ]
         for gate in gates:

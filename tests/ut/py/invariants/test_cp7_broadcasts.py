@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import queue
@@ -63,7 +64,7 @@ def test_cp7_every_child_sees_broadcasts_of_several_threads_in_one_order(submit:
                 else:
                     worker.run_chip_control_extension("append", payload)
 
-        calls = [Background(lambda name=name: broadcast(name)) for name in (b"a", b"b", b"c", b"d")]
+        calls = [Background(functools.partial(broadcast, name)) for name in (b"a", b"b", b"c", b"d")]
         for call in calls:
             call.result()
         seen = worker.run_chip_control_extension("append")

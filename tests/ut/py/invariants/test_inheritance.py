@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import socket
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +19,7 @@ from simpler import ControlOp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 def sees_the_end(fd: int) -> bool:
@@ -141,14 +141,16 @@ def test_signal_handlers_mask_and_timers_of_the_parent_are_not_the_childs() -> N
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
         signal.setitimer(signal.ITIMER_REAL, 3600)
         def look(chip, payload, device):
-            return repr((signal.getitimer(signal.ITIMER_REAL), signal.pthread_sigmask(signal.SIG_BLOCK, []))).encode()
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+            return repr((signal.getitimer(signal.ITIMER_REAL), mask)).encode()
         simpler.register_chip_control_extension("look", look)
         with node() as worker:
             say(worker.run_chip_control_extension("look", worker_id=0).decode())
             os.kill(worker.status()[0].pid, signal.SIGTERM)
             error = error_of(lambda: worker.control_payload(0, ControlOp.PING, timeout_s=60))
             say("SIGTERM" in str(error))
-        say(signal.getitimer(signal.ITIMER_REAL)[0] > 0, signal.SIGUSR2 in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        say(signal.getitimer(signal.ITIMER_REAL)[0] > 0, signal.SIGUSR2 in mask)
         """
     ).splitlines()
     assert said == ["((0.0, 0.0), set())", "True", "True True"]

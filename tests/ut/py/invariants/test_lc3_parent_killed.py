@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from invariants.bounds import NOTHING_LEFT_S
-from invariants.gate import Gate
 from invariants.processes import Watched, children_of, eventually
 from invariants.program import Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from invariants.gate import Gate
 
 READY = """
 gate = os.fsencode(sys.argv[1])

@@ -181,8 +181,8 @@ def test_lc4_an_interrupted_call_is_withdrawn_or_goes_on_and_the_next_ones_work(
     while worker.status()[0].running is None:
         pass
     for number in range(5):
-        say("calling")
         try:
+            say("calling")
             worker.run_chip_control_extension("note", b"%d" % number, worker_id=0)
         except KeyboardInterrupt:
             say("interrupted")

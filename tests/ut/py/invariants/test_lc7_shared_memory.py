@@ -1,7 +1,8 @@
-"""LC-7: shared memory needs no /dev/shm, is refused at init when it cannot be had, and goes back when freed."""
+"""LC-7: shared memory needs no /dev/shm, is refused at init when there is none, and goes back when freed."""
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -45,6 +46,13 @@ say(sorted(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else [])
 """
 
 
+WITHOUT_DEV_SHM = (
+    "mount -t tmpfs -o mode=755 tmpfs /mnt && "
+    "for d in null zero urandom random full; do touch /mnt/$d && mount --bind /dev/$d /mnt/$d; done && "
+    "mount --rbind /mnt /dev && test ! -e /dev/shm"
+)
+
+
 def mount_allowed() -> bool:
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         return False
@@ -59,8 +67,7 @@ def mount_allowed() -> bool:
     [
         "mount -t tmpfs -o size=64m tmpfs /dev/shm",
         "mount -t tmpfs -o size=4k,ro tmpfs /dev/shm",
-        "mount -t tmpfs -o mode=755 tmpfs /mnt && for d in null zero urandom random full; do touch /mnt/$d && "
-        "mount --bind /dev/$d /mnt/$d; done && mount --rbind /mnt /dev && test ! -e /dev/shm",
+        WITHOUT_DEV_SHM,
     ],
     ids=["64 MiB", "read-only", "none"],
 )
@@ -209,5 +216,5 @@ def test_workers_are_opened_and_closed_by_several_threads_at_once(many: list[sim
             worker.close()
             return reply
 
-        lives = [Background(lambda worker=worker: live(worker)) for worker in many]
+        lives = [Background(functools.partial(live, worker)) for worker in many]
         assert [each.result() for each in lives] == [[b"done"]] * len(many)
