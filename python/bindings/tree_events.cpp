@@ -137,6 +137,8 @@ py::tuple event_tuple(const PyTree& tree, const AsyncEvent& event) {
   switch (event.kind) {
     case AsyncEvent::Kind::kLog:
       return py::make_tuple("log", event.worker, to_bytes(event.bytes));
+    case AsyncEvent::Kind::kLogsLost:
+      return py::make_tuple("lost", event.worker, event.number);
     case AsyncEvent::Kind::kDied:
       return py::make_tuple("died", event.worker, to_text(event.text));
     case AsyncEvent::Kind::kEnded:

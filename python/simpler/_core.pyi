@@ -104,7 +104,8 @@ Replied = tuple[Literal["reply"], int, bytes | BaseException]  # ("reply", token
 Logged = tuple[Literal["log"], int, bytes]  # ("log", worker, frame)
 Died = tuple[Literal["died"], int, str]  # ("died", worker, how)
 Ended = tuple[Literal["ended"], int, int]  # ("ended", worker, hold): see Tree.call_held
-Event = Replied | Logged | Died | Ended
+Lost = tuple[Literal["lost"], int, int]  # ("lost", -1, log frames dropped because nobody took events)
+Event = Replied | Logged | Lost | Died | Ended
 
 MakeError = Callable[
     [str, int, str, bool, tuple[str, str, str] | None, tuple[str, float] | None], BaseException

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from simpler import _core
@@ -43,6 +43,7 @@ class ExtensionCalls:
         registry: MemoryRegistry,
         holds: Holds,
         deliveries: Deliveries,
+        may_block: Callable[[], bool] = lambda: True,
     ) -> None:
         """Share the Worker's parts.
 
@@ -53,11 +54,13 @@ class ExtensionCalls:
             registry: Checks the memory that calls name.
             holds: Keeps it until the handlers have ended.
             deliveries: Brings the outcomes of submitted calls.
+            may_block: Whether this thread may wait for outcomes (the one that brings them must not).
         """
         self._caller = caller
         self._registry = registry
         self._holds = holds
         self._deliveries = deliveries
+        self._may_block = may_block
         self._chips = range(len(host_regions))
         self._host_visible = [region is not None for region in host_regions]
         self.table: dict[str, tuple[int, int]] = {
@@ -150,6 +153,8 @@ class ExtensionCalls:
         hold = 0
         if buffers:
             metas, hold = self._prepare(name, self._chips, buffers, broadcast=True)
+        # In a Future's callback the errors come through this very thread: there all chips are waited for.
+        fail_fast = fail_fast and self._may_block()
         try:
             outcomes = self._caller.broadcast(
                 _EXTENSION, ext_id, lane, metas, data, timeout_s, fail_fast, hold

@@ -91,7 +91,13 @@ class Node:
         )
         self.memory.registry = self.registry
         self.extensions = ExtensionCalls(
-            self.tree, extensions, regions, self.registry, self._holds, deliveries
+            self.tree,
+            extensions,
+            regions,
+            self.registry,
+            self._holds,
+            deliveries,
+            lambda: not dispatcher.is_current(),
         )
         self.abandoned = Abandoned(name)
         self._program = ChildProgram(

@@ -85,7 +85,6 @@ std::shared_ptr<StagedBlock> RunningTree::wait_stage(ChildProcess& child,
   if (!request.meta.empty()) std::memcpy(to, request.meta.data(), request.meta.size());
   if (!request.payload.empty())
     std::memcpy(to + request.meta.size(), request.payload.data(), request.payload.size());
-  manager_.poke_trim();
   return staged;
 }
 

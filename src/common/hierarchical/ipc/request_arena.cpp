@@ -36,11 +36,14 @@ void RequestArena::close() {
 }
 
 void RequestArena::release(std::size_t offset) {
+  bool empty = false;
   {
     const std::lock_guard lock(mutex_);
     allocator_.release(offset - base_);
+    empty = allocator_.block_count() == 0;
   }
   release_notify(released_);
+  if (empty && empty_) empty_();
   if (waiting_ != nullptr && waiting_->load(std::memory_order_seq_cst) > 0) bell_ring(*bell_, 1U);
 }
 

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <mutex>
 
@@ -52,6 +53,9 @@ class RequestArena {
     bell_ = &bell;
     waiting_ = &waiting;
   }
+  // Calls `empty` whenever the last block has been released: the time to think of trim().
+  // REQUIRES: nobody releases a block meanwhile.
+  void when_empty(std::function<void()> empty) { empty_ = std::move(empty); }
   // Fails every waiter, now and later.
   void close();
   void reopen() { closed_.store(false, std::memory_order_seq_cst); }
@@ -77,6 +81,7 @@ class RequestArena {
   ReleaseEvent<> released_;   // private to the parent
   Bell<>* bell_ = nullptr;
   const std::atomic<int>* waiting_ = nullptr;
+  std::function<void()> empty_;
   std::atomic<bool> dirty_{false};
   std::atomic<bool> closed_{false};
 };

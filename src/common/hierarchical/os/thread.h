@@ -1,11 +1,24 @@
 // Threads of ours: signals are for the threads of the program (LC-4).
 #pragma once
 
+#include <csignal>
 #include <functional>
 #include <string>
 #include <thread>
 
 namespace simpler {
+
+// Blocks every signal in the calling thread for as long as it lives.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() noexcept;
+  ~SignalsBlocked();
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_{};
+};
 
 // Starts a thread with every signal blocked, named for ps and top (cut to 15 bytes). Throws
 // std::system_error.

@@ -120,7 +120,6 @@ bool AsyncCalls::try_post(Call& call) {
     if (arena.wait_stage(call.bytes.size(), Deadline::at(0), nullptr, staged) != ArenaWait::kOk)
       return false;
     std::memcpy(arena.at(staged->offset()), call.bytes.data(), call.bytes.size());
-    manager_.poke_trim();
   }
   const int slot = control.poll_slot();
   if (slot < 0) return false;
@@ -241,6 +240,11 @@ std::vector<AsyncEvent> AsyncCalls::wait_events() {
       const std::lock_guard lock(mutex_);
       out = std::move(events_);
       events_.clear();
+      log_bytes_ = 0;
+      if (logs_lost_ != 0) {
+        out.push_back({AsyncEvent::Kind::kLogsLost, -1, logs_lost_, {}, {}, nullptr});
+        logs_lost_ = 0;
+      }
       end_posted(out);
       reclaim(out);
       for (int worker = 0; worker < manager_.size(); ++worker) expire_queue(worker, out);
@@ -257,6 +261,13 @@ std::vector<AsyncEvent> AsyncCalls::wait_events() {
 void AsyncCalls::push(AsyncEvent event) {
   {
     const std::lock_guard lock(mutex_);
+    if (event.kind == AsyncEvent::Kind::kLog) {
+      if (log_bytes_ + event.bytes.size() > kMaxLogBytes) {
+        ++logs_lost_;
+        return;
+      }
+      log_bytes_ += event.bytes.size();
+    }
     events_.push_back(std::move(event));
   }
   bell_ring(manager_.memory().header().async_bell, 1U);

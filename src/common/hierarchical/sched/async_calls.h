@@ -24,10 +24,10 @@
 namespace simpler {
 
 struct AsyncEvent {
-  enum class Kind : std::uint8_t { kReply, kLog, kDied, kEnded };
+  enum class Kind : std::uint8_t { kReply, kLog, kLogsLost, kDied, kEnded };
   Kind kind = Kind::kReply;
   int worker = -1;
-  std::uint64_t number = 0;          // kReply: the token; kEnded: the hold
+  std::uint64_t number = 0;          // kReply: the token; kEnded: the hold; kLogsLost: how many
   std::vector<std::byte> bytes;      // the reply, or the log frame
   std::string text;                  // kDied
   std::unique_ptr<CallError> error;  // kReply: why there is none
@@ -44,6 +44,8 @@ struct ReplySink {
 class AsyncCalls {
  public:
   static constexpr std::size_t kMaxQueued = 1024;  // per child
+  // Log frames that nobody takes are dropped beyond this, and counted.
+  static constexpr std::size_t kMaxLogBytes = std::size_t{64} << 20;
 
   explicit AsyncCalls(WorkerManager& manager)
       : manager_(manager), queues_(static_cast<std::size_t>(manager.size())) {}
@@ -102,6 +104,8 @@ class AsyncCalls {
   std::vector<std::deque<std::unique_ptr<Call>>> queues_;  // guarded by mutex_
   std::map<std::uint64_t, std::unique_ptr<Call>> posted_;  // guarded by mutex_
   std::vector<AsyncEvent> events_;                         // guarded by mutex_
+  std::size_t log_bytes_ = 0;                              // guarded by mutex_; of events_
+  std::uint64_t logs_lost_ = 0;                            // guarded by mutex_
   std::uint64_t next_token_ = 1;                           // guarded by mutex_
   Deadline sleeping_until_ = Deadline::at(0);              // guarded by mutex_; of wait_events
   bool finished_ = false;                                  // guarded by mutex_

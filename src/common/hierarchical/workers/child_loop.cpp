@@ -256,6 +256,8 @@ void ChildLoop::serve_concurrent() {
         try_start_service_thread();
     }
     serve_control(slot, Lane::kService);
+    // The main thread gives the pages back, and may be asleep without a time to wake up.
+    if (arena_.wants_trim()) bell_ring(block_.main_bell, kRingBit);
     service_idle_.fetch_add(1);
   }
 }

@@ -75,6 +75,8 @@ class Spare {
       if (auto opened = open_pidfd(reply.pid)) pidfd = std::move(*opened);
     } catch (const std::exception&) {
       reply.error = errno != 0 ? errno : EAGAIN;
+      if (reply.pid >= 0) end_unwatched_child(reply.pid);  // nobody could watch it
+      reply.pid = -1;
     }
     const bool sent = send_record(duties_.request_socket, bytes_of(reply), pidfd.get());
     if (pidfd.valid()) own_.push_back({reply.pid, std::move(pidfd)});

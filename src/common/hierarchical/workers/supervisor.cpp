@@ -12,6 +12,7 @@ namespace simpler {
 namespace {
 
 constexpr Nanoseconds kTrimAfter = 1'000'000'000;
+constexpr Nanoseconds kReportPatience = 100'000'000;
 constexpr std::size_t kMaxLogFrame = std::size_t{16} << 20;
 // Per look at one child: more than its socket holds, so that its last words are among them, and
 // little enough that a child that never stops talking hides no other's death.
@@ -57,7 +58,7 @@ void Supervisor::run() {
 
 void Supervisor::take_new() {
   const std::lock_guard lock(mutex_);
-  for (Child& child : new_) watched_.push_back({std::move(child), {}, false});
+  for (Child& child : new_) watched_.push_back({std::move(child), {}, 0});
   new_.clear();
 }
 
@@ -68,12 +69,18 @@ void Supervisor::poll_once() {
   const std::size_t reports = poller.add(reports_open_ ? spare_.report_pipe() : -1);
   const std::size_t children = reports + 1;  // from here a pidfd and a log socket each
   for (const Watched& watched : watched_) {
-    poller.add(watched.awaiting_report ? -1 : watched.child.pidfd);
+    poller.add(watched.report_by != 0 ? -1 : watched.child.pidfd);
     poller.add(watched.child.log_socket.get());
   }
   const std::int64_t trim_at = trim_at_.load(std::memory_order_relaxed);
-  if (!poller.wait(trim_at != 0 ? Deadline::at(trim_at) : Deadline::never())) {
-    if (trim_at_.load(std::memory_order_relaxed) > monotonic_now()) return;  // used again meanwhile
+  Deadline deadline = trim_at != 0 ? Deadline::at(trim_at) : Deadline::never();
+  for (const Watched& watched : watched_) {
+    if (watched.report_by != 0) deadline = deadline.earlier(Deadline::at(watched.report_by));
+  }
+  if (!poller.wait(deadline)) {
+    give_up_reports();
+    const std::int64_t due = trim_at_.load(std::memory_order_relaxed);
+    if (due == 0 || due > monotonic_now()) return;  // used again meanwhile
     trim_at_.store(0, std::memory_order_relaxed);
     delegate_.trim();
     return;
@@ -134,7 +141,7 @@ void Supervisor::handle_end(std::size_t position) {
     return finish(position, status);
   }
   if (!reports_open_) return finish(position, {});
-  watched.awaiting_report = true;
+  watched.report_by = monotonic_now() + kReportPatience;
 }
 
 void Supervisor::handle_report() {
@@ -142,15 +149,23 @@ void Supervisor::handle_report() {
   if (!report) {
     reports_open_ = false;
     for (std::size_t i = watched_.size(); i-- > 0;) {
-      if (watched_[i].awaiting_report) finish(i, {});
+      if (watched_[i].report_by != 0) finish(i, {});
     }
     return;
   }
   for (std::size_t i = 0; i < watched_.size(); ++i) {
-    if (watched_[i].awaiting_report && watched_[i].child.pid == report->pid)
+    if (watched_[i].report_by != 0 && watched_[i].child.pid == report->pid)
       return finish(i, report->status);
   }
   reports_[report->pid] = report->status;
+}
+
+// A stopped spare says nothing: that a child has ended is known all the same.
+void Supervisor::give_up_reports() {
+  const Nanoseconds now = monotonic_now();
+  for (std::size_t i = watched_.size(); i-- > 0;) {
+    if (watched_[i].report_by != 0 && watched_[i].report_by <= now) finish(i, {});
+  }
 }
 
 void Supervisor::finish(std::size_t position, const ExitStatus& status) {

@@ -58,7 +58,7 @@ class Supervisor {
   struct Watched {
     Child child;
     std::vector<std::byte> received;  // of the log stream, not yet a whole frame
-    bool awaiting_report = false;     // ended; only the spare can say how
+    Nanoseconds report_by = 0;        // ended, and only the spare can say how; 0: not ended
   };
 
   void run();
@@ -68,6 +68,7 @@ class Supervisor {
   bool take_frames(Watched& watched);  // false for what is not a frame of ours
   void handle_end(std::size_t position);
   void handle_report();
+  void give_up_reports();
   void finish(std::size_t position, const ExitStatus& status);
 
   SupervisorDelegate& delegate_;

@@ -56,6 +56,7 @@ WorkerManager::WorkerManager(TreeOptions options, TreeListener& listener)
     const int device = i < chips ? options_.device_ids[static_cast<std::size_t>(i)] : -1;
     children_.push_back(
         std::make_unique<ChildProcess>(memory_, i, i < chips, device, options_.spin_ns));
+    children_.back()->arena.when_empty([this] { supervisor_.poke_trim(); });
   }
   memory_.header().spin_limit =
       options_.spin_ns > 0 ? static_cast<std::uint32_t>(usable_cores()) : 0;
@@ -65,6 +66,7 @@ WorkerManager::~WorkerManager() {
   end_everything();
   // An abandoned broadcast may hold a block of another child's arena, which would go before it.
   for (const auto& child : children_) child->control.reclaim_abandoned([](std::uint64_t) {});
+  for (const auto& child : children_) child->arena.when_empty(nullptr);  // the supervisor goes first
 }
 
 ChildProcess& WorkerManager::child(int worker) {

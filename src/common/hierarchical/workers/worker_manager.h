@@ -104,7 +104,6 @@ class WorkerManager : private SupervisorDelegate {
   CallError timed_out_error(ChildProcess& child, const ControlRequest& request, bool started);
   // "running extension 'save' for 1.2 s", or "" when idle.
   std::string describe_activity(ChildProcess& child);
-  void poke_trim() { supervisor_.poke_trim(); }
 
  private:
   void fork_child(ChildProcess& child);

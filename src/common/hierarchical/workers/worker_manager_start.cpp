@@ -4,6 +4,7 @@
 #include "hierarchical/base/error.h"
 #include "hierarchical/ipc/bell.h"
 #include "hierarchical/os/messages.h"
+#include "hierarchical/os/thread.h"
 #include "hierarchical/workers/worker_manager.h"
 
 namespace simpler {
@@ -106,12 +107,16 @@ std::vector<std::vector<std::byte>> WorkerManager::start(
     if (!self) throw Error(ErrorCode::kSystem, "pidfd_open of this process");
     parent_pidfd_ = std::move(*self);
     oom_kills_ = cgroup_oom_kills();
-    for (const auto& child : children_) {
-      post_start(*child, deadline);
-      fork_child(*child);
+    {
+      // Python's at-fork hooks swallow what a signal handler raises in them: signals come after.
+      const SignalsBlocked quiet;
+      for (const auto& child : children_) {
+        post_start(*child, deadline);
+        fork_child(*child);
+      }
+      fork_spare();
+      supervisor_.start();
     }
-    fork_spare();
-    supervisor_.start();
     const std::unique_ptr<Interrupt> interrupt = make_interrupt();
     auto answers = wait_all_started(deadline, interrupt.get());
     const std::lock_guard lock(mutex_);
