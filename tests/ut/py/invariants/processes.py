@@ -40,7 +40,10 @@ class Watched:
     """Processes whose ends are awaited. Make it while they live: a pid may be given away again."""
 
     def __init__(self, pids: Iterable[int]) -> None:
-        self._pidfds = {pid: os.pidfd_open(pid) for pid in pids}
+        self._pidfds: dict[int, int] = {}
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # it has ended already
+                self._pidfds[pid] = os.pidfd_open(pid)
 
     def still_there(self, timeout_s: float) -> list[int]:
         """The pids of those that have not ended within the time."""
