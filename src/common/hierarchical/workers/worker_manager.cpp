@@ -248,7 +248,14 @@ void WorkerManager::start_replacement(ChildProcess& target, Deadline deadline) {
     replacement = spare_.fork_child(target.index, target.generation.load(), theirs, deadline);
   } catch (const Error& error) {
     target.control.cancel_lifecycle();
-    throw CallError(CallError::Kind::kStartup, target.index, error.what());
+    std::string text = error.what();
+    if (error.code() == ErrorCode::kWorkerDied) {
+      std::unique_lock lock(mutex_);  // the supervisor is about to say how, if it has not yet
+      ended_.wait_for(lock, std::chrono::nanoseconds(kReapPatience),
+                      [this] { return spare_state_ == ChildState::kDead; });
+      if (!spare_cause_.empty()) text += " (" + spare_cause_ + ")";
+    }
+    throw CallError(CallError::Kind::kStartup, target.index, text);
   }
   const std::lock_guard lock(mutex_);
   target.pid = replacement.pid;
