@@ -171,14 +171,13 @@ void ChildLoop::set_busy() {
 void ChildLoop::run_exclusive(int slot) {
   pending_ &= ~bit(slot);
   set_busy();
-  const bool stop = block_.slots[slot].op == static_cast<std::uint16_t>(ControlOp::STOP);
-  if (serve_control(slot, Lane::kMain) && stop) stopped_ = true;
+  serve_control(slot, Lane::kMain);
   block_.main_busy.store(0, std::memory_order_seq_cst);
 }
 
-bool ChildLoop::serve_control(int index, Lane lane) {
+void ChildLoop::serve_control(int index, Lane lane) {
   ControlSlot<>& slot = block_.slots[index];
-  if (!slot_claim(slot, lane)) return false;
+  if (!slot_claim(slot, lane)) return;  // withdrawn, or somebody else's
   ReplyWriter reply(arena_, {index, slot.request_id.load(std::memory_order_relaxed)}, slot.bytes,
                     slot.deadline_ns);
   const auto op = static_cast<ControlOp>(slot.op);
@@ -196,7 +195,7 @@ bool ChildLoop::serve_control(int index, Lane lane) {
   }
   publish(slot, reply);
   handler_.replied();
-  return true;
+  if (op == ControlOp::STOP && lane == Lane::kMain) stopped_ = true;
 }
 
 void ChildLoop::run_task(std::uint64_t seq) {

@@ -84,8 +84,8 @@ class ChildLoop {
 
  private:
   void wait_for_work();
-  void serve_any();                         // answers what is posted for any lane
-  bool serve_control(int slot, Lane lane);  // false when it was not ours to claim
+  void serve_any();  // answers what is posted for any lane
+  void serve_control(int slot, Lane lane);
   void run_exclusive(int slot);
   void run_task(std::uint64_t seq);
   void set_busy();
