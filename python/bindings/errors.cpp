@@ -64,8 +64,8 @@ py::object call_error_object(const py::object& make_error, const CallError& erro
   py::object remote = py::none();
   py::object limit = py::none();
   if (error.kind == CallError::Kind::kRemote) {
-    remote =
-        py::make_tuple(to_text(error.failure.type_name), to_text(error.failure.message), to_text(error.failure.traceback));
+    remote = py::make_tuple(to_text(error.failure.type_name), to_text(error.failure.message),
+                            to_text(error.failure.traceback));
   }
   if (error.kind == CallError::Kind::kTimedOut && !error.waited_for.empty()) {
     limit = py::make_tuple(to_text(error.waited_for), error.timeout_s);

@@ -134,8 +134,8 @@ void bind_memory(py::module_& module) {
                              type->as_buffer.bf_getbuffer = shared_buffer_get;
                              type->as_buffer.bf_releasebuffer = shared_buffer_release;
                            }))
-      .def(py::init<std::shared_ptr<SharedRegion>, std::size_t, std::size_t>(), py::arg("region").none(false),
-           py::arg("offset"), py::arg("nbytes"))
+      .def(py::init<std::shared_ptr<SharedRegion>, std::size_t, std::size_t>(),
+           py::arg("region").none(false), py::arg("offset"), py::arg("nbytes"))
       .def_property_readonly("address", &SharedBuffer::address)
       .def_property_readonly("nbytes", &SharedBuffer::nbytes)
       .def_property_readonly("exports", &SharedBuffer::exports)

@@ -169,7 +169,8 @@ void close(PyTree& tree, double timeout_s) {
     running->close(Deadline::after_seconds(timeout_s), interrupt.get());
   }
   tree.running.reset();
-  if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // a signal's, after all is closed
+  if (PyErr_Occurred() != nullptr)
+    throw py::error_already_set();  // a signal's, after all is closed
 }
 
 py::dict running_record(const char* lane, const char* what, int op, std::uint64_t arg,

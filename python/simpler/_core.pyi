@@ -197,7 +197,16 @@ class Tree:
     ) -> bytes:
         """One control call, positional only: the fast path. `arg` is the extension's id for EXTENSION."""
     def call_held(
-        self, worker: int, op: int, arg: int, lane: int, meta: bytes, payload: Buffer, timeout_s: float, hold: int, /
+        self,
+        worker: int,
+        op: int,
+        arg: int,
+        lane: int,
+        meta: bytes,
+        payload: Buffer,
+        timeout_s: float,
+        hold: int,
+        /,
     ) -> bytes:
         """`call` for a request that names memory. When the caller leaves (time-out, interrupt) after the
         handler has begun, an event ("ended", worker, hold) follows once it has ended or the child is dead;
@@ -220,12 +229,29 @@ class Tree:
         `metas` is empty or one per chip. hold (0: none): as in call_held, one "ended" event for each child
         whose result is None or an error made with started=True."""
     def submit(
-        self, worker: int, op: int, arg: int, lane: int, meta: bytes, payload: Buffer, timeout_s: float, hold: int, /
+        self,
+        worker: int,
+        op: int,
+        arg: int,
+        lane: int,
+        meta: bytes,
+        payload: Buffer,
+        timeout_s: float,
+        hold: int,
+        /,
     ) -> int:
         """Start a call without waiting; its token. The reply comes through next_events().
         make_error("backpressure") when 1024 calls already wait for this child."""
     def submit_broadcast(
-        self, op: int, arg: int, lane: int, metas: Sequence[bytes], payload: Buffer, timeout_s: float, hold: int, /
+        self,
+        op: int,
+        arg: int,
+        lane: int,
+        metas: Sequence[bytes],
+        payload: Buffer,
+        timeout_s: float,
+        hold: int,
+        /,
     ) -> list[int]: ...
     def cancel(self, token: int, /) -> bool:
         """True when the call had not begun: it never will, and no event follows."""
@@ -234,7 +260,9 @@ class Tree:
     def publish(self, worker: int, callable_id: int, args: bytes, after: int, timeout_s: float, /) -> int:
         """Put one task into the worker's ring; its sequence number (from 1). The child skips it when
         the task `after` of the same ring (0: none) failed or was skipped. Waits for room in the ring."""
-    def wait_task(self, worker: int, seq: int, timeout_s: float, /) -> tuple[int, bytes, tuple[str, str, str] | None] | None:
+    def wait_task(
+        self, worker: int, seq: int, timeout_s: float, /
+    ) -> tuple[int, bytes, tuple[str, str, str] | None] | None:
         """(0, result, None) done, (1, b"", failure) failed, (2, b"", None) skipped; None when the time ran
         out (0 polls). Takes the result: ask once more and it is ValueError. A dead worker raises."""
     def kill(self, worker: int) -> None:

@@ -112,7 +112,9 @@ class Dispatcher:
             worker = event[1]
             logs.handle_frame(event[2], (worker,), self._failures.device_of(worker))
         elif event[0] == "lost":
-            _log.warning("%d log records of children were dropped: they came faster than they were handled", event[2])
+            _log.warning(
+                "%d log records of children were dropped: they came faster than they were handled", event[2]
+            )
         elif (sink := self._sink()) is None:
             return
         elif event[0] == "ended":

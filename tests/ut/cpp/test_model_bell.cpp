@@ -42,7 +42,8 @@ void ring_and_take(Scenario& scenario, int ringers, int owners, Ring ring, Take 
       ring(world->bell, 1U << static_cast<unsigned>(i));
     });
   }
-  for (int i = 0; i < owners; ++i) scenario.daemon("owner " + std::to_string(i), [world, take] { take(*world); });
+  for (int i = 0; i < owners; ++i)
+    scenario.daemon("owner " + std::to_string(i), [world, take] { take(*world); });
   scenario.finally([world, ringers] {
     check(world->bell.pending.load() == 0, "no owner sleeps while a bit is set");
     check(world->got == (1U << static_cast<unsigned>(ringers)) - 1, "each bit was taken");
@@ -86,7 +87,8 @@ TEST(BellModel, RingThatMeetsATimeOutIsStillTaken) {
       check(world->bell.sleepers.load() == 0, "an owner that is awake is not announced as asleep");
     });
   };
-  const Verdict verdict = explore({.preemptions = at_most(4), .timeouts = 2, .store_buffers = true}, setup);
+  const Verdict verdict =
+      explore({.preemptions = at_most(4), .timeouts = 2, .store_buffers = true}, setup);
   EXPECT_TRUE(verdict.good()) << verdict.report;
 }
 
@@ -94,7 +96,8 @@ TEST(BellModelNotices, OwnerThatDoesNotAnnounceItself) {
   const auto take = [](BellWorld& world) {
     for (;;) {
       world.got |= bell_take(world.bell);
-      if (world.bell.pending.load(std::memory_order_seq_cst) == 0) futex_wait(world.bell.pending, 0U, Deadline::never());
+      if (world.bell.pending.load(std::memory_order_seq_cst) == 0)
+        futex_wait(world.bell.pending, 0U, Deadline::never());
     }
   };
   const Verdict verdict = explore({}, [&](Scenario& s) { ring_and_take(s, 1, 1, kRing, take); });
@@ -139,7 +142,8 @@ struct ReleaseWorld {
 bool take_one(ReleaseWorld& world) {
   std::uint32_t have = world.available.load(std::memory_order_acquire);
   while (have != 0) {
-    if (world.available.compare_exchange_strong(have, have - 1, std::memory_order_acq_rel)) return true;
+    if (world.available.compare_exchange_strong(have, have - 1, std::memory_order_acq_rel))
+      return true;
   }
   return false;
 }
@@ -150,7 +154,8 @@ void release_to_two(Scenario& scenario, Wait wait) {
   world->event.count.label("released");
   world->event.waiters.label("waiters");
   world->available.label("available");
-  for (int i = 0; i < 2; ++i) scenario.thread("waiter " + std::to_string(i), [world, wait] { wait(*world); });
+  for (int i = 0; i < 2; ++i)
+    scenario.thread("waiter " + std::to_string(i), [world, wait] { wait(*world); });
   scenario.thread("releaser", [world] {
     for (int i = 0; i < 2; ++i) {
       world->available.fetch_add(1, std::memory_order_release);
@@ -174,7 +179,8 @@ TEST(ReleaseModel, EveryWaiterGetsWhatIsReleased) {
 
 TEST(ReleaseModelNotices, WaiterThatReadsTheCountAfterItsTest) {
   const auto wait = [](ReleaseWorld& world) {
-    while (!take_one(world)) release_sleep(world.event, release_seen(world.event), Deadline::never());
+    while (!take_one(world))
+      release_sleep(world.event, release_seen(world.event), Deadline::never());
   };
   const Verdict verdict = explore({}, [&](Scenario& s) { release_to_two(s, wait); });
   EXPECT_EQ(verdict.failure, Failure::kDeadlock) << verdict.report;

@@ -1,4 +1,5 @@
-// The control slot's protocol in every interleaving: callers that give up, lanes, and a child that dies.
+// The control slot's protocol in every interleaving: callers that give up, lanes, and a child that
+// dies.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -71,28 +72,35 @@ void call_until_death(Scenario& scenario, Deadline deadline, std::uint64_t calls
 }
 
 TEST(ControlModel, CP1_LateReplyNeverAnswersTheNextCall) {
-  const Verdict verdict = explore({.preemptions = at_most(3), .timeouts = 1}, call_twice<SoundMoves>);
+  const Verdict verdict =
+      explore({.preemptions = at_most(3), .timeouts = 1}, call_twice<SoundMoves>);
   EXPECT_TRUE(verdict.good()) << verdict.report;
   tell(verdict);
 }
 
 TEST(ControlModel, CP1_HoldsWithSignalsSpuriousWakeUpsAndBufferedStores) {
-  const Verdict verdict = explore(
-      {.preemptions = at_most(2), .timeouts = 1, .spurious = 1, .signals = 1, .store_buffers = true}, call_twice<SoundMoves>);
+  const Verdict verdict = explore({.preemptions = at_most(2),
+                                   .timeouts = 1,
+                                   .spurious = 1,
+                                   .signals = 1,
+                                   .store_buffers = true},
+                                  call_twice<SoundMoves>);
   EXPECT_TRUE(verdict.good()) << verdict.report;
   tell(verdict);
 }
 
 TEST(ControlModel, CP3_DeathWakesTheWaiterAtAnyMoment) {
-  const Verdict verdict = explore({.preemptions = at_most(2), .store_buffers = true},
-                                  [](Scenario& s) { call_until_death<SoundMoves>(s, Deadline::never(), 1); });
+  const Verdict verdict =
+      explore({.preemptions = at_most(2), .store_buffers = true},
+              [](Scenario& s) { call_until_death<SoundMoves>(s, Deadline::never(), 1); });
   EXPECT_TRUE(verdict.good()) << verdict.report;
   tell(verdict);
 }
 
 TEST(ControlModel, CP4_DeathIsStickyForTheCallAfterIt) {
-  const Verdict verdict = explore({.preemptions = at_most(1), .store_buffers = true},
-                                  [](Scenario& s) { call_until_death<SoundMoves>(s, Deadline::never(), 2); });
+  const Verdict verdict =
+      explore({.preemptions = at_most(1), .store_buffers = true},
+              [](Scenario& s) { call_until_death<SoundMoves>(s, Deadline::never(), 2); });
   EXPECT_TRUE(verdict.good()) << verdict.report;
   tell(verdict);
 }
@@ -123,14 +131,16 @@ TEST(ControlModel, CP6_TwoCallersOfOneChildGetTheirOwnReplies) {
   tell(verdict);
 }
 
-// A slot's bit in one bell outlives the request, which was withdrawn; the slot is posted again for the other lane.
+// A slot's bit in one bell outlives the request, which was withdrawn; the slot is posted again for
+// the other lane.
 template <typename Moves>
 void change_lanes(Scenario& scenario) {
   auto world = make_world<Moves>();
   scenario.thread("caller", [world] {
     const Outcome first = world->call(0, 1, kSoon, Lane::kService);
     if (first == Outcome::kAbandoned) world->reclaim(0);
-    check(world->call(0, 2, Deadline::never(), Lane::kMain) == Outcome::kReplied, "the second call is answered");
+    check(world->call(0, 2, Deadline::never(), Lane::kMain) == Outcome::kReplied,
+          "the second call is answered");
     world->check_ran_once_iff(1, first);
   });
   scenario.daemon("main thread", [world] { world->serve_all(Lane::kMain); });
@@ -138,7 +148,8 @@ void change_lanes(Scenario& scenario) {
 }
 
 TEST(ControlModel, CP10_StaleBellBitNeverCrossesLanes) {
-  const Verdict verdict = explore({.preemptions = at_most(2), .timeouts = 1}, change_lanes<SoundMoves>);
+  const Verdict verdict =
+      explore({.preemptions = at_most(2), .timeouts = 1}, change_lanes<SoundMoves>);
   EXPECT_TRUE(verdict.good()) << verdict.report;
   tell(verdict);
 }
@@ -148,7 +159,8 @@ TEST(ControlModel, RequestForAnyLaneRunsOnceThoughBothAreRung) {
     auto world = make_world<>();
     scenario.thread("caller", [world] {
       for (std::uint64_t id = 1; id <= 2; ++id) {
-        check(world->call(0, id, Deadline::never(), Lane::kAny) == Outcome::kReplied, "it is answered");
+        check(world->call(0, id, Deadline::never(), Lane::kAny) == Outcome::kReplied,
+              "it is answered");
         world->check_ran_once_iff(id, Outcome::kReplied);
       }
     });
@@ -160,8 +172,8 @@ TEST(ControlModel, RequestForAnyLaneRunsOnceThoughBothAreRung) {
   tell(verdict);
 }
 
-// The poster rings the service threads only when the main thread says it is busy; that one says so, then looks
-// once more for requests of any lane, and is not heard of again.
+// The poster rings the service threads only when the main thread says it is busy; that one says so,
+// then looks once more for requests of any lane, and is not heard of again.
 void post_beside_busy_main(Scenario& scenario, std::memory_order busy_order) {
   auto world = make_world<>();
   auto busy = std::make_shared<ModelAtom<std::uint32_t>>(0);
@@ -175,14 +187,16 @@ void post_beside_busy_main(Scenario& scenario, std::memory_order busy_order) {
   });
   scenario.thread("main thread", [world, busy, busy_order] {
     busy->store(1, busy_order);
-    if (is_posted(world->slots[0].state.load(std::memory_order_seq_cst))) world->serve(0, Lane::kAny);
+    if (is_posted(world->slots[0].state.load(std::memory_order_seq_cst)))
+      world->serve(0, Lane::kAny);
   });
   scenario.daemon("service thread", [world] { world->serve_all(Lane::kService); });
 }
 
 TEST(ControlModel, RequestForAnyLaneNeverWaitsBehindABusyMainThread) {
-  const Verdict verdict = explore({.preemptions = at_most(3), .store_buffers = true},
-                                  [](Scenario& s) { post_beside_busy_main(s, std::memory_order_seq_cst); });
+  const Verdict verdict =
+      explore({.preemptions = at_most(3), .store_buffers = true},
+              [](Scenario& s) { post_beside_busy_main(s, std::memory_order_seq_cst); });
   EXPECT_TRUE(verdict.good()) << verdict.report;
   tell(verdict);
 }
@@ -215,8 +229,13 @@ TEST(ControlModel, LongRandomSchedulesOfTwoCallersLanesAndADeathHold) {
     });
     scenario.finally([world] { world->check_all_idle(); });
   };
-  const Verdict verdict =
-      explore({.timeouts = 4, .spurious = 2, .signals = 2, .store_buffers = true, .random_runs = at_most_runs(50000), .seed = 7}, setup);
+  const Verdict verdict = explore({.timeouts = 4,
+                                   .spurious = 2,
+                                   .signals = 2,
+                                   .store_buffers = true,
+                                   .random_runs = at_most_runs(50000),
+                                   .seed = 7},
+                                  setup);
   EXPECT_TRUE(verdict.good()) << verdict.report;
 }
 
@@ -227,19 +246,22 @@ struct PosterNeverLooksForDeath : SoundMoves {
 };
 
 TEST(ControlModelNotices, PosterThatDoesNotLookForADeath) {
-  const Verdict verdict = explore({}, [](Scenario& s) { call_until_death<PosterNeverLooksForDeath>(s, Deadline::never(), 1); });
+  const Verdict verdict = explore(
+      {}, [](Scenario& s) { call_until_death<PosterNeverLooksForDeath>(s, Deadline::never(), 1); });
   EXPECT_EQ(verdict.failure, Failure::kDeadlock) << verdict.report;
 }
 
 struct FailsOnlyWhatIsDue : SoundMoves {
   template <typename Slot>
   static void fail(Slot& slot) {
-    if (slot_refuse(slot) || slot_move(slot, SlotState::kRunning, SlotState::kPeerGone)) futex_wake(slot.state, 1);
+    if (slot_refuse(slot) || slot_move(slot, SlotState::kRunning, SlotState::kPeerGone))
+      futex_wake(slot.state, 1);
   }
 };
 
 TEST(ControlModelNotices, ReaperThatLeavesTheCallerOfAnUnheardReplyAsleep) {
-  const Verdict verdict = explore({}, [](Scenario& s) { call_until_death<FailsOnlyWhatIsDue>(s, Deadline::never(), 1); });
+  const Verdict verdict = explore(
+      {}, [](Scenario& s) { call_until_death<FailsOnlyWhatIsDue>(s, Deadline::never(), 1); });
   EXPECT_EQ(verdict.failure, Failure::kDeadlock) << verdict.report;
 }
 
@@ -312,7 +334,8 @@ struct FinishesRelaxed : SoundMoves {
   template <typename Slot>
   static bool finish(Slot& slot) {
     std::uint32_t running = raw(SlotState::kRunning);
-    if (!slot.state.compare_exchange_strong(running, raw(SlotState::kReplied), std::memory_order_relaxed)) {
+    if (!slot.state.compare_exchange_strong(running, raw(SlotState::kReplied),
+                                            std::memory_order_relaxed)) {
       return slot_finish(slot);
     }
     if (slot.waiter.load(std::memory_order_seq_cst) != 0) futex_wake(slot.state, 1);

@@ -55,7 +55,8 @@ TEST(RingModel, FullRingHasRoomAgainOnceATaskIsRetired) {
         world->publish(kTaskSlots + seq, 7);
       }
       check(world->wait_completed(kTaskSlots + 2), "it ends");
-      check(world->retire(kTaskSlots + 1, 7) == TaskStatus::kDone, "the new entry took the old one's place");
+      check(world->retire(kTaskSlots + 1, 7) == TaskStatus::kDone,
+            "the new entry took the old one's place");
     });
     scenario.daemon("child", [world] { world->serve(0, kForEver); });
   };
@@ -124,7 +125,8 @@ TEST(RingModel, SeveralWaitersAreAllWoken) {
   const auto setup = [](Scenario& scenario) {
     auto world = make_world(0);
     for (std::uint64_t seq = 1; seq <= 2; ++seq) {
-      scenario.thread("waiter " + std::to_string(seq), [world, seq] { check(world->wait_completed(seq), "it ends"); });
+      scenario.thread("waiter " + std::to_string(seq),
+                      [world, seq] { check(world->wait_completed(seq), "it ends"); });
     }
     scenario.thread("parent", [world] {
       world->publish(1, 10);
@@ -132,7 +134,8 @@ TEST(RingModel, SeveralWaitersAreAllWoken) {
     });
     scenario.daemon("child", [world] { world->serve(0, kForEver); });
   };
-  const Verdict verdict = explore({.preemptions = at_most(1), .spurious = kSanitized ? 0 : 1}, setup);
+  const Verdict verdict =
+      explore({.preemptions = at_most(1), .spurious = kSanitized ? 0 : 1}, setup);
   EXPECT_TRUE(verdict.good()) << verdict.report;
 }
 
@@ -142,7 +145,8 @@ TEST(RingModelNotices, WaiterThatReadsTheEventAfterItsTest) {
     scenario.thread("parent", [world] {
       world->publish(1, 10);
       while (world->ring.completed.load(std::memory_order_acquire) < 1) {
-        ring_sleep(world->ring, world->ring.event.load(std::memory_order_seq_cst), Deadline::never());
+        ring_sleep(world->ring, world->ring.event.load(std::memory_order_seq_cst),
+                   Deadline::never());
       }
     });
     scenario.daemon("child", [world] { world->serve(0, kForEver); });

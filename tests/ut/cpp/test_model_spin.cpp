@@ -34,7 +34,9 @@ void sit_and_leave(Scenario& scenario, std::uint32_t limit, Sit sit) {
   scenario.finally([world] { check(world->tree.spinners.load() == 0, "every seat is left"); });
 }
 
-const auto kSit = [](TreeHeader<ModelAtom>& tree, std::uint64_t wanted) { return spin_sit(tree, wanted); };
+const auto kSit = [](TreeHeader<ModelAtom>& tree, std::uint64_t wanted) {
+  return spin_sit(tree, wanted);
+};
 
 TEST(SpinModel, CP11_SpinnersNeverExceedTheLimit) {
   for (const std::uint32_t limit : {0U, 1U, 2U}) {
@@ -48,7 +50,8 @@ TEST(SpinModel, CP11_SeatOfADeadChildIsFreeAgainOnceTheParentClearsIt) {
   const auto setup = [](Scenario& scenario) {
     auto world = std::make_shared<SeatWorld>();
     world->tree.spin_limit = 1;
-    const int child = scenario.mortal("child", [world] { spin_leave(world->tree, spin_sit(world->tree, 1)); });
+    const int child =
+        scenario.mortal("child", [world] { spin_leave(world->tree, spin_sit(world->tree, 1)); });
     scenario.daemon("reaper", [world, child] {
       join(child);
       spin_leave(world->tree, 1);
@@ -63,7 +66,8 @@ TEST(SpinModelNotices, SeatTakenWithoutASwap) {
   const auto sit = [](TreeHeader<ModelAtom>& tree, std::uint64_t wanted) {
     const std::uint64_t taken = tree.spinners.load();
     const std::uint64_t free = wanted & ~taken;
-    if (free == 0 || static_cast<std::uint32_t>(std::popcount(taken)) >= tree.spin_limit) return std::uint64_t{0};
+    if (free == 0 || static_cast<std::uint32_t>(std::popcount(taken)) >= tree.spin_limit)
+      return std::uint64_t{0};
     const std::uint64_t seat = free & (~free + 1);
     tree.spinners.fetch_or(seat);
     return seat;

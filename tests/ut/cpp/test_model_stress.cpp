@@ -1,6 +1,7 @@
-// The ends of the model tests with std::atomic and real futexes, both sides as threads of one process: what the
-// explorer does not model, weak memory of the real machine and plain data races, is left to chance and ThreadSanitizer.
-// A lost wake-up shows as a test that does not end; the runner's time limit is the watchdog.
+// The ends of the model tests with std::atomic and real futexes, both sides as threads of one
+// process: what the explorer does not model, weak memory of the real machine and plain data races,
+// is left to chance and ThreadSanitizer. A lost wake-up shows as a test that does not end; the
+// runner's time limit is the watchdog.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -19,7 +20,9 @@ namespace {
 constexpr std::uint32_t kStop = 1U << 30U;
 using Control = ControlWorld<std::atomic>;
 
-Deadline soon(std::mt19937& random) { return Deadline::at(monotonic_now() + static_cast<int>(random() % 60'000)); }
+Deadline soon(std::mt19937& random) {
+  return Deadline::at(monotonic_now() + static_cast<int>(random() % 60'000));
+}
 
 TEST(ControlStress, CP1_CallersThatGiveUpAtAnyTimeNeverMixReplies) {
   constexpr std::uint64_t kCalls = kSanitized ? 500 : 1900;
@@ -49,7 +52,8 @@ TEST(ControlStress, CP1_CallersThatGiveUpAtAnyTimeNeverMixReplies) {
   world->check_all_idle();
 }
 
-// Serves some requests, and dies with the next one claimed, replied to but not announced, or not yet seen.
+// Serves some requests, and dies with the next one claimed, replied to but not announced, or not
+// yet seen.
 void serve_until_death(Control& world, unsigned requests, unsigned phase) {
   while (requests > 0) {
     const std::uint32_t bits = bell_take(world.main_bell);
@@ -108,7 +112,8 @@ TEST(BellStress, CP11_NoRingIsSleptThrough) {
     const std::uint32_t bits = bell_take(bell);
     if (bits == 0) bell_sleep(bell, Deadline::never());
     for (std::size_t i = 0; i < 2; ++i) {
-      if ((bits & (1U << i)) != 0) heard[i].store(rung[i].load(std::memory_order_relaxed), std::memory_order_relaxed);
+      if ((bits & (1U << i)) != 0)
+        heard[i].store(rung[i].load(std::memory_order_relaxed), std::memory_order_relaxed);
     }
   }
   for (std::thread& ringer : ringers) ringer.join();
@@ -130,7 +135,8 @@ TEST(RingStress, TG2_OrderResultsAndSkipsHoldThroughManyRounds) {
     const std::uint64_t after = followed[retired];
     const bool skipped = after != 0 && !good[after];
     const TaskStatus ran = values[retired] != 0 ? TaskStatus::kDone : TaskStatus::kFailed;
-    ASSERT_EQ(status, skipped ? TaskStatus::kSkipped : ran) << "task " << retired << " after " << after;
+    ASSERT_EQ(status, skipped ? TaskStatus::kSkipped : ran)
+        << "task " << retired << " after " << after;
     good[retired] = status == TaskStatus::kDone;
   };
   for (std::uint64_t seq = 1; seq <= kTasks; ++seq) {

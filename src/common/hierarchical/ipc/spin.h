@@ -78,9 +78,9 @@ class AdaptiveSpin {
   std::atomic<Nanoseconds> current_;
 };
 
-// Spins until `done()` or `bound` has passed; true when done. After the first few microseconds, in which the
-// answer of a running peer comes, the core is offered to whoever else is ready: with more processes than cores
-// it may be the very one that is waited for.
+// Spins until `done()` or `bound` has passed; true when done. After the first few microseconds, in
+// which the answer of a running peer comes, the core is offered to whoever else is ready: with more
+// processes than cores it may be the very one that is waited for.
 template <typename Done>
 bool spin_until(Done done, Nanoseconds bound) {
   constexpr int kChecksPerClock = 16;

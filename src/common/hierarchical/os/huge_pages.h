@@ -1,4 +1,5 @@
-// Large private memory that is about to be filled: fewer page faults, where the kernel has huge pages to give.
+// Large private memory that is about to be filled: fewer page faults, where the kernel has huge
+// pages to give.
 #pragma once
 
 #include <cstddef>

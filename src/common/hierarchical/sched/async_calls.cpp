@@ -24,7 +24,8 @@ std::unique_ptr<AsyncCalls::Call> AsyncCalls::make_call(int worker, const Contro
 }
 
 void AsyncCalls::check_room(int worker) {
-  if (finished_) throw CallError(CallError::Kind::kClosed, worker, "the worker is closing or closed");
+  if (finished_)
+    throw CallError(CallError::Kind::kClosed, worker, "the worker is closing or closed");
   if (queues_[static_cast<std::size_t>(worker)].size() < kMaxQueued) return;
   throw CallError(CallError::Kind::kBackPressure, worker,
                   std::to_string(kMaxQueued) + " calls already wait for worker " +
@@ -153,9 +154,10 @@ bool AsyncCalls::end_one(Call& call, AsyncEvent& event) {
   event = {AsyncEvent::Kind::kReply, call.worker, call.token, {}, {}, nullptr};
   if (how != CallWait::kOk) {
     const bool started = how == CallWait::kTimedOutStarted;
-    event.error = how == CallWait::kPeerGone
-                      ? std::make_unique<CallError>(manager_.gone_error(call.worker))
-                      : std::make_unique<CallError>(manager_.timed_out_error(child, call.request, started));
+    event.error =
+        how == CallWait::kPeerGone
+            ? std::make_unique<CallError>(manager_.gone_error(call.worker))
+            : std::make_unique<CallError>(manager_.timed_out_error(child, call.request, started));
     return true;
   }
   try {
@@ -206,7 +208,8 @@ void AsyncCalls::expire_queue(int worker, std::vector<AsyncEvent>& out) {
     if (!gone && !call->request.deadline.passed()) return false;
     AsyncEvent event{AsyncEvent::Kind::kReply, worker, call->token, {}, {}, nullptr};
     event.error = gone ? std::make_unique<CallError>(manager_.gone_error(worker))
-                       : std::make_unique<CallError>(manager_.timed_out_error(manager_.child(worker), call->request, false));
+                       : std::make_unique<CallError>(manager_.timed_out_error(
+                             manager_.child(worker), call->request, false));
     deliver(*call, std::move(event), out);
     left_queue(*call);
     return true;

@@ -37,7 +37,7 @@ class CallError : public std::exception {
   int worker;  // -1: no one in particular
   std::string message;
   bool started = false;
-  RemoteFailure failure;  // with kRemote
+  RemoteFailure failure;   // with kRemote
   std::string waited_for;  // with kTimedOut, like the next
   double timeout_s = 0;
 };

@@ -20,9 +20,9 @@ std::size_t half_of(std::size_t max_payload, int children) {
   const std::size_t extra = kPage + 2 * kMaxFailureBytes;
   const auto most = static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()) / halves;
   if (max_payload > most - extra) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "max_control_payload of " + std::to_string(max_payload) +
-                    " bytes is more than this machine can address");
+    throw Error(ErrorCode::kInvalidArgument, "max_control_payload of " +
+                                                 std::to_string(max_payload) +
+                                                 " bytes is more than this machine can address");
   }
   return (max_payload + kPage - 1) / kPage * kPage + 2 * kMaxFailureBytes;
 }

@@ -66,7 +66,8 @@ WorkerManager::~WorkerManager() {
   end_everything();
   // An abandoned broadcast may hold a block of another child's arena, which would go before it.
   for (const auto& child : children_) child->control.reclaim_abandoned([](std::uint64_t) {});
-  for (const auto& child : children_) child->arena.when_empty(nullptr);  // the supervisor goes first
+  for (const auto& child : children_)
+    child->arena.when_empty(nullptr);  // the supervisor goes first
 }
 
 ChildProcess& WorkerManager::child(int worker) {
@@ -309,7 +310,8 @@ CallError WorkerManager::timed_out_error(ChildProcess& child, const ControlReque
       listener_.name_of_request(request.op, request.arg) + " on " + child.describe();
   std::array<char, 64> limit{};
   std::snprintf(limit.data(), limit.size(), " when its limit of %g s passed", request.timeout_s);
-  std::string text = what + (started ? " had begun but not ended" : " had not begun") + limit.data();
+  std::string text =
+      what + (started ? " had begun but not ended" : " had not begun") + limit.data();
   const std::string activity = describe_activity(child);
   if (!activity.empty()) text += "; the child is " + activity;
   CallError error(CallError::Kind::kTimedOut, child.index, std::move(text), started);

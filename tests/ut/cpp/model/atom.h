@@ -26,7 +26,8 @@ class ModelAtom {
   void label(const char* name) { cell_.name = name; }
 
   T load(std::memory_order order = std::memory_order_seq_cst) const {
-    return active == nullptr ? static_cast<T>(cell_.value) : static_cast<T>(active->load(cell_, order));
+    return active == nullptr ? static_cast<T>(cell_.value)
+                             : static_cast<T>(active->load(cell_, order));
   }
   void store(T value, std::memory_order order = std::memory_order_seq_cst) {
     if (active == nullptr) {
@@ -50,28 +51,33 @@ class ModelAtom {
   T fetch_and(T bits, std::memory_order order = std::memory_order_seq_cst) {
     return modify(order, "and into", [=](T old) { return static_cast<T>(old & bits); });
   }
-  bool compare_exchange_strong(T& expected, T desired, std::memory_order order = std::memory_order_seq_cst) {
-    const T before = static_cast<T>(active->modify(cell_, order, "swap of", [&](std::uint64_t& value) {
-      if (static_cast<T>(value) != expected) return false;
-      value = static_cast<std::uint64_t>(desired);
-      return true;
-    }));
+  bool compare_exchange_strong(T& expected, T desired,
+                               std::memory_order order = std::memory_order_seq_cst) {
+    const T before =
+        static_cast<T>(active->modify(cell_, order, "swap of", [&](std::uint64_t& value) {
+          if (static_cast<T>(value) != expected) return false;
+          value = static_cast<std::uint64_t>(desired);
+          return true;
+        }));
     if (before == expected) return true;
     expected = before;
     return false;
   }
-  bool compare_exchange_strong(T& expected, T desired, std::memory_order success, std::memory_order failure) {
+  bool compare_exchange_strong(T& expected, T desired, std::memory_order success,
+                               std::memory_order failure) {
     (void)failure;  // never stronger than `success` in these protocols
     return compare_exchange_strong(expected, desired, success);
   }
-  bool compare_exchange_weak(T& expected, T desired, std::memory_order order = std::memory_order_seq_cst) {
+  bool compare_exchange_weak(T& expected, T desired,
+                             std::memory_order order = std::memory_order_seq_cst) {
     if (active->weak_fails()) {
       expected = load(std::memory_order_relaxed);
       return false;
     }
     return compare_exchange_strong(expected, desired, order);
   }
-  bool compare_exchange_weak(T& expected, T desired, std::memory_order success, std::memory_order failure) {
+  bool compare_exchange_weak(T& expected, T desired, std::memory_order success,
+                             std::memory_order failure) {
     (void)failure;
     return compare_exchange_weak(expected, desired, success);
   }
@@ -93,8 +99,8 @@ class ModelAtom {
   Cell cell_;
 };
 
-// Stands for plain memory: the test says when the thread that runs reads or writes it. With real threads
-// this does nothing, ThreadSanitizer watches the memory itself.
+// Stands for plain memory: the test says when the thread that runs reads or writes it. With real
+// threads this does nothing, ThreadSanitizer watches the memory itself.
 class Guarded {
  public:
   explicit Guarded(const char* name = "plain memory") : name_(name) {}

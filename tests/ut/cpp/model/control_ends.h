@@ -1,7 +1,8 @@
-// A caller, a child and a reaper over control slots, as the parent's and the child's end play them, for any Atom.
+// A caller, a child and a reaper over control slots, as the parent's and the child's end play them,
+// for any Atom.
 //
-// The ends are reduced to what the protocol is about. `Moves` replaces single moves by broken ones, so that a test
-// can show that it would notice.
+// The ends are reduced to what the protocol is about. `Moves` replaces single moves by broken ones,
+// so that a test can show that it would notice.
 #pragma once
 
 #include <array>
@@ -61,7 +62,8 @@ struct ControlWorld {
 
   void fill(std::size_t index, std::uint64_t id, Lane lane) {
     ControlSlot<Atom>& slot = slots[index];
-    check(slot.state.load(std::memory_order_acquire) == raw(SlotState::kIdle), "CP-1: the slot is free before it is filled");
+    check(slot.state.load(std::memory_order_acquire) == raw(SlotState::kIdle),
+          "CP-1: the slot is free before it is filled");
     requests[index].write();
     slot.request_id.store(id, std::memory_order_relaxed);
     slot.lane = lane;
@@ -75,7 +77,8 @@ struct ControlWorld {
     const std::uint32_t bit = 1U << index;
     if (lane != Lane::kService) bell_ring(main_bell, bit);
     if (lane != Lane::kMain) bell_ring(service_bell, bit);
-    if (Moves::kLooksForDeathAfterPost && dead.load(std::memory_order_seq_cst) != 0) slot_fail(slot);
+    if (Moves::kLooksForDeathAfterPost && dead.load(std::memory_order_seq_cst) != 0)
+      slot_fail(slot);
   }
 
   Outcome call(std::size_t index, std::uint64_t id, Deadline deadline, Lane lane = Lane::kMain) {
@@ -96,7 +99,9 @@ struct ControlWorld {
       }
       check(reply_is_due(state), "the slot is the caller's until it leaves");
       const FutexResult slept = Moves::sleep(slot, deadline);
-      if (deadline.is_never() || (slept != FutexResult::kTimedOut && slept != FutexResult::kInterrupted)) continue;
+      if (deadline.is_never() ||
+          (slept != FutexResult::kTimedOut && slept != FutexResult::kInterrupted))
+        continue;
       if (Moves::withdraw(slot)) return Outcome::kWithdrawn;
       if (slot_abandon(slot)) return Outcome::kAbandoned;
     }
@@ -168,7 +173,8 @@ struct ControlWorld {
 
   void check_all_idle() {
     for (ControlSlot<Atom>& slot : slots) {
-      check(slot.state.load(std::memory_order_acquire) == raw(SlotState::kIdle), "every path ends with an idle slot");
+      check(slot.state.load(std::memory_order_acquire) == raw(SlotState::kIdle),
+            "every path ends with an idle slot");
     }
   }
 };

@@ -1,31 +1,40 @@
 // Runs the threads of a small model in every order that matters, and says which one breaks it.
 //
-// A test gives a setup function that builds fresh state over ModelAtom (atom.h) and names the threads. Each
-// operation on a ModelAtom, each futex call and each join is a point where the explorer chooses who goes on.
-// An execution is a list of such choices; the next one repeats its prefix and differs in the last choice that has
-// an alternative left (depth first, with replay from the start). Executions with few preemptions come first:
-// switching away from a thread that could go on costs one, and at most Options::preemptions are spent. Most
-// protocol errors need one or two. Where that is too shallow, random_runs tries that many schedules at random,
-// without a bound, from a seed that a report repeats.
+// A test gives a setup function that builds fresh state over ModelAtom (atom.h) and names the
+// threads. Each operation on a ModelAtom, each futex call and each join is a point where the
+// explorer chooses who goes on. An execution is a list of such choices; the next one repeats its
+// prefix and differs in the last choice that has an alternative left (depth first, with replay from
+// the start). Executions with few preemptions come first: switching away from a thread that could
+// go on costs one, and at most Options::preemptions are spent. Most protocol errors need one or
+// two. Where that is too shallow, random_runs tries that many schedules at random, without a bound,
+// from a seed that a report repeats.
 //
 // Modelled:
-// - sequentially consistent interleaving of all operations, threads that end, and one thread that is killed between
+// - sequentially consistent interleaving of all operations, threads that end, and one thread that
+// is killed between
 //   any two of its operations (mortal), which is as good as at any moment later;
-// - store buffers (Options::store_buffers), as on x86 and weaker: a store that is not seq_cst stays in its thread's
-//   buffer, where only that thread sees it, and reaches memory at any later time, which is chosen when another
-//   thread comes to that word; relaxed stores to different words may pass each other, a release store passes nothing.
-//   Read-modify-writes, seq_cst stores and system calls empty the buffer first. A Dekker pattern without its seq_cst order shows as a lost wake-up;
-// - happens-before by vector clocks: the test marks what the threads do to plain fields (Guarded in atom.h), and two
+// - store buffers (Options::store_buffers), as on x86 and weaker: a store that is not seq_cst stays
+// in its thread's
+//   buffer, where only that thread sees it, and reaches memory at any later time, which is chosen
+//   when another thread comes to that word; relaxed stores to different words may pass each other,
+//   a release store passes nothing. Read-modify-writes, seq_cst stores and system calls empty the
+//   buffer first. A Dekker pattern without its seq_cst order shows as a lost wake-up;
+// - happens-before by vector clocks: the test marks what the threads do to plain fields (Guarded in
+// atom.h), and two
 //   accesses that no release and acquire order are a race, whatever the interleaving;
-// - futex: compare and sleep as one step, wake of n in every choice of who, and as far as Options allows time-outs,
-//   spurious returns and signals at any moment. A wait with a deadline ends when nothing else can happen.
-// Not modelled: loads that return older values than memory holds or pass each other, mixed sizes, priority,
-// fairness. A spinning loop must be bounded by the test; an execution of more than max_steps is a livelock.
+// - futex: compare and sleep as one step, wake of n in every choice of who, and as far as Options
+// allows time-outs,
+//   spurious returns and signals at any moment. A wait with a deadline ends when nothing else can
+//   happen.
+// Not modelled: loads that return older values than memory holds or pass each other, mixed sizes,
+// priority, fairness. A spinning loop must be bounded by the test; an execution of more than
+// max_steps is a livelock.
 //
-// Reported: a check that fails, a deadlock (a lost wake-up is one), a race, a livelock; each with its schedule.
+// Reported: a check that fails, a deadlock (a lost wake-up is one), a race, a livelock; each with
+// its schedule.
 //
-// Thread safety: one explorer at a time, in one thread of the process. The setup and the bodies must be
-// deterministic but for what the explorer decides.
+// Thread safety: one explorer at a time, in one thread of the process. The setup and the bodies
+// must be deterministic but for what the explorer decides.
 #pragma once
 
 #include <atomic>
@@ -37,8 +46,8 @@
 #include <utility>
 #include <vector>
 
-#include "model/memory.h"
 #include "model/fiber.h"
+#include "model/memory.h"
 
 namespace simpler::model {
 
@@ -46,10 +55,11 @@ enum class Failure { kNone, kCheck, kDeadlock, kRace, kLivelock };
 
 struct Options {
   int preemptions = 3;
-  int timeouts = 0;     // waits with a deadline that may end although something else could still happen
-  int spurious = 0;     // futex waits that may return for no reason
-  int signals = 0;      // futex waits that may return kInterrupted
-  int weak_fails = 0;   // compare_exchange_weak that may fail for no reason
+  int timeouts =
+      0;  // waits with a deadline that may end although something else could still happen
+  int spurious = 0;    // futex waits that may return for no reason
+  int signals = 0;     // futex waits that may return kInterrupted
+  int weak_fails = 0;  // compare_exchange_weak that may fail for no reason
   bool store_buffers = false;
   std::uint64_t random_runs = 0;  // 0: depth first
   std::uint64_t seed = 1;
@@ -74,11 +84,17 @@ class Explorer;
 class Scenario {
  public:
   // Returns the thread's number, for join().
-  int thread(std::string name, std::function<void()> body) { return add(std::move(name), std::move(body), false, false); }
+  int thread(std::string name, std::function<void()> body) {
+    return add(std::move(name), std::move(body), false, false);
+  }
   // May sleep for ever once all other threads have ended.
-  int daemon(std::string name, std::function<void()> body) { return add(std::move(name), std::move(body), true, false); }
+  int daemon(std::string name, std::function<void()> body) {
+    return add(std::move(name), std::move(body), true, false);
+  }
   // A daemon that may be killed at any point; what it wrote before stays written.
-  int mortal(std::string name, std::function<void()> body) { return add(std::move(name), std::move(body), true, true); }
+  int mortal(std::string name, std::function<void()> body) {
+    return add(std::move(name), std::move(body), true, true);
+  }
   // Runs when all threads have ended or sleep, with every store in memory.
   void finally(std::function<void()> check) { finally_ = std::move(check); }
 
@@ -90,13 +106,15 @@ class Scenario {
   std::function<void()> finally_;
 };
 
-inline Explorer* active = nullptr;  // the explorer whose execution this is; null in a test with real threads
+inline Explorer* active =
+    nullptr;  // the explorer whose execution this is; null in a test with real threads
 
 class Explorer {
  public:
   using Setup = std::function<void(Scenario&)>;
 
-  Explorer(Options options, Setup setup) : options_(options), setup_(std::move(setup)), random_(options.seed) {}
+  Explorer(Options options, Setup setup)
+      : options_(options), setup_(std::move(setup)), random_(options.seed) {}
   ~Explorer() = default;
   Explorer(const Explorer&) = delete;
   Explorer& operator=(const Explorer&) = delete;
@@ -108,7 +126,8 @@ class Explorer {
   [[nodiscard]] bool in_thread() const { return running_ >= 0 && !aborting_; }
   std::uint64_t load(const Cell& cell, std::memory_order order);
   void store(Cell& cell, std::uint64_t value, std::memory_order order);
-  // Runs `change` on the value in memory as one step and returns what it held; `change` returns false to write nothing.
+  // Runs `change` on the value in memory as one step and returns what it held; `change` returns
+  // false to write nothing.
   std::uint64_t modify(Cell& cell, std::memory_order order, const char* what,
                        const std::function<bool(std::uint64_t&)>& change);
   FutexResult wait(const Cell& cell, std::uint64_t expected, bool has_deadline);
@@ -126,7 +145,8 @@ class Explorer {
   enum class Kind { kRun, kTimeout, kSpurious, kSignal, kKill };
 
   struct Thread {
-    explicit Thread(Explorer& owner, int number) : explorer(owner), id(number), fiber(&Explorer::entry, this) {}
+    explicit Thread(Explorer& owner, int number)
+        : explorer(owner), id(number), fiber(&Explorer::entry, this) {}
     Explorer& explorer;
     const int id;
     Fiber fiber;
@@ -186,12 +206,14 @@ class Explorer {
   const Setup setup_;
   std::mt19937_64 random_;
   Fiber main_;
-  std::vector<std::unique_ptr<Thread>> threads_;  // kept from one execution to the next, with their stacks
+  std::vector<std::unique_ptr<Thread>>
+      threads_;  // kept from one execution to the next, with their stacks
   int used_ = 0;
   int running_ = -1;
   int steps_ = 0;
   int bound_ = 0;
-  int preemptions_left_ = 0, timeouts_left_ = 0, spurious_left_ = 0, signals_left_ = 0, weak_left_ = 0, kills_left_ = 0;
+  int preemptions_left_ = 0, timeouts_left_ = 0, spurious_left_ = 0, signals_left_ = 0,
+      weak_left_ = 0, kills_left_ = 0;
   bool aborting_ = false;
   bool at_random_ = false;
   bool tracing_ = false;
@@ -214,5 +236,5 @@ inline Verdict explore(const Options& options, Explorer::Setup setup) {
 
 }  // namespace simpler::model
 
-#include "model/explorer_schedule.h"
 #include "model/explorer_memory.h"
+#include "model/explorer_schedule.h"

@@ -83,23 +83,27 @@ inline std::uint64_t Explorer::modify(Cell& cell, std::memory_order order, const
   if (acquires(order)) join_clock(thread.clock, cell.released);
   if (written && releases(order)) release_from(cell, thread, true);
   if (tracing_) {
-    note(std::string(what) + (written ? " " : " leaves ") + name_of(cell) + ": " + std::to_string(before) +
+    note(std::string(what) + (written ? " " : " leaves ") + name_of(cell) + ": " +
+         std::to_string(before) +
          (written ? " becomes " + std::to_string(cell.value) : std::string()));
   }
   return before;
 }
 
-// Whoever comes to a word finds the stores that wait for it in other threads' buffers in memory, or not yet.
+// Whoever comes to a word finds the stores that wait for it in other threads' buffers in memory, or
+// not yet.
 inline void Explorer::settle(const Cell& cell) {
   if (!options_.store_buffers) return;
   for (int id = 0; id < used_; ++id) {
     if (id == running_) continue;
     Thread& thread = at(id);
-    const auto waiting = std::count_if(thread.buffer.begin(), thread.buffer.end(),
-                                       [&](const BufferedStore& store) { return store.cell == &cell; });
+    const auto waiting =
+        std::count_if(thread.buffer.begin(), thread.buffer.end(),
+                      [&](const BufferedStore& store) { return store.cell == &cell; });
     for (int left = choose(static_cast<int>(waiting) + 1); left > 0; --left) {
-      const auto first = std::find_if(thread.buffer.begin(), thread.buffer.end(),
-                                      [&](const BufferedStore& store) { return store.cell == &cell; });
+      const auto first =
+          std::find_if(thread.buffer.begin(), thread.buffer.end(),
+                       [&](const BufferedStore& store) { return store.cell == &cell; });
       flush(thread, static_cast<std::size_t>(first - thread.buffer.begin()));
     }
   }
@@ -115,7 +119,9 @@ inline void Explorer::flush(Thread& thread, std::size_t entry) {
   thread.buffer.erase(thread.buffer.begin() + static_cast<std::ptrdiff_t>(entry));
   store.cell->value = store.value;
   store.cell->released = store.released;
-  if (tracing_) trace_.push_back(thread.name + "'s " + std::to_string(store.value) + " reaches " + name_of(*store.cell));
+  if (tracing_)
+    trace_.push_back(thread.name + "'s " + std::to_string(store.value) + " reaches " +
+                     name_of(*store.cell));
 }
 
 inline void Explorer::flush_all(Thread& thread) {
@@ -129,7 +135,8 @@ inline FutexResult Explorer::wait(const Cell& cell, std::uint64_t expected, bool
   Thread& thread = self();
   flush_all(thread);
   if (cell.value != expected) {
-    if (tracing_) note("does not sleep on " + name_of(cell) + ", which holds " + std::to_string(cell.value));
+    if (tracing_)
+      note("does not sleep on " + name_of(cell) + ", which holds " + std::to_string(cell.value));
     return FutexResult::kChanged;
   }
   if (tracing_) note("sleeps on " + name_of(cell));
@@ -152,7 +159,8 @@ inline void Explorer::wake(const Cell& cell, int count) {
     std::array<int, kMaxThreads> asleep{};
     int found = 0;
     for (int id = 0; id < used_; ++id) {
-      if (at(id).state == State::kBlocked && at(id).waits_on == &cell) asleep[static_cast<std::size_t>(found++)] = id;
+      if (at(id).state == State::kBlocked && at(id).waits_on == &cell)
+        asleep[static_cast<std::size_t>(found++)] = id;
     }
     if (found == 0) break;
     // With room for all of them the order says nothing.
@@ -191,7 +199,8 @@ inline void Explorer::access(GuardState& guard, bool writes, const char* name) {
   for (std::size_t i = 0; writes && i < guard.read_at.size(); ++i) {
     ordered = ordered && (i == id || guard.read_at[i] <= thread.clock[i]);
   }
-  if (!ordered) fail(Failure::kRace, std::string("unordered ") + (writes ? "write to " : "read of ") + name);
+  if (!ordered)
+    fail(Failure::kRace, std::string("unordered ") + (writes ? "write to " : "read of ") + name);
   if (writes) {
     guard.writer = thread.id;
     guard.written_at = thread.clock[id];

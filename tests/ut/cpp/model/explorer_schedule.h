@@ -98,18 +98,22 @@ inline void Explorer::collect() {
   if (can_go_on) candidates_.push_back({Kind::kRun, running_, 0});
   if (preemptions_left_ >= cost) {
     for (int id = 0; id < used_; ++id) {
-      if (id != running_ && at(id).state == State::kReady) candidates_.push_back({Kind::kRun, id, cost});
+      if (id != running_ && at(id).state == State::kReady)
+        candidates_.push_back({Kind::kRun, id, cost});
     }
   }
-  if (can_go_on && self().mortal && kills_left_ > 0) candidates_.push_back({Kind::kKill, running_, 0});
+  if (can_go_on && self().mortal && kills_left_ > 0)
+    candidates_.push_back({Kind::kKill, running_, 0});
   const bool idle = candidates_.empty();
   for (int id = 0; id < used_; ++id) {
-    if (at(id).state == State::kBlocked && preemptions_left_ >= cost) collect_sleeper(at(id), cost, idle);
+    if (at(id).state == State::kBlocked && preemptions_left_ >= cost)
+      collect_sleeper(at(id), cost, idle);
   }
 }
 
 inline void Explorer::collect_sleeper(const Thread& thread, int cost, bool idle) {
-  if (thread.has_deadline && (idle || timeouts_left_ > 0)) candidates_.push_back({Kind::kTimeout, thread.id, cost});
+  if (thread.has_deadline && (idle || timeouts_left_ > 0))
+    candidates_.push_back({Kind::kTimeout, thread.id, cost});
   if (spurious_left_ > 0) candidates_.push_back({Kind::kSpurious, thread.id, cost});
   if (signals_left_ > 0) candidates_.push_back({Kind::kSignal, thread.id, cost});
 }
@@ -123,10 +127,17 @@ inline int Explorer::apply(const Candidate& candidate) {
     left = left > 0 ? left - 1 : 0;
   };
   switch (candidate.kind) {
-    case Kind::kRun: break;
-    case Kind::kTimeout: awake(FutexResult::kTimedOut, timeouts_left_); break;
-    case Kind::kSpurious: awake(FutexResult::kWoken, spurious_left_); break;
-    case Kind::kSignal: awake(FutexResult::kInterrupted, signals_left_); break;
+    case Kind::kRun:
+      break;
+    case Kind::kTimeout:
+      awake(FutexResult::kTimedOut, timeouts_left_);
+      break;
+    case Kind::kSpurious:
+      awake(FutexResult::kWoken, spurious_left_);
+      break;
+    case Kind::kSignal:
+      awake(FutexResult::kInterrupted, signals_left_);
+      break;
     case Kind::kKill:
       thread.killed = true;
       thread.state = State::kReady;
@@ -161,7 +172,8 @@ inline int Explorer::choose(int count) {
   }
   int chosen = 0;
   // A uniform choice would switch at almost every step, and real schedules have runs.
-  if (at_random_ && random_() % 4 == 0) chosen = static_cast<int>(random_() % static_cast<unsigned>(count));
+  if (at_random_ && random_() % 4 == 0)
+    chosen = static_cast<int>(random_() % static_cast<unsigned>(count));
   path_.push_back({chosen, count});
   ++depth_;
   return chosen;
@@ -251,8 +263,9 @@ inline void Explorer::replay_for_report() {
   tracing_ = true;
   execute();
   verdict_.executions = executions;
-  verdict_.report = reason + "\nin execution " + std::to_string(executions) + ", " + std::to_string(bound_) +
-                    " preemptions allowed, seed " + std::to_string(options_.seed) + ":";
+  verdict_.report = reason + "\nin execution " + std::to_string(executions) + ", " +
+                    std::to_string(bound_) + " preemptions allowed, seed " +
+                    std::to_string(options_.seed) + ":";
   for (const std::string& line : trace_) verdict_.report += "\n  " + line;
 }
 

@@ -37,7 +37,8 @@ class Fiber {
   }
 
   // `entry` runs at the first switch and must never return.
-  Fiber(Entry entry, void* argument) : stack_(new std::byte[kStackBytes]), entry_(entry), argument_(argument) {
+  Fiber(Entry entry, void* argument)
+      : stack_(new std::byte[kStackBytes]), entry_(entry), argument_(argument) {
     getcontext(&context_);
     context_.uc_stack.ss_sp = stack_.get();
     context_.uc_stack.ss_size = kStackBytes;
@@ -92,7 +93,8 @@ class Fiber {
 
 #if defined(__SANITIZE_ADDRESS__)
   void arrived(void* fake_stack) {
-    // What was left is the stack of the fiber that switched here: the only way to learn the first one's bounds.
+    // What was left is the stack of the fiber that switched here: the only way to learn the first
+    // one's bounds.
     __sanitizer_finish_switch_fiber(fake_stack, &came_from_->bottom_, &came_from_->size_);
   }
   const void* bottom_ = nullptr;
