@@ -12,12 +12,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cmath>
 #include <csignal>
-#include <cstdio>
 #include <exception>
 #include <memory>
 #include <system_error>
+#include <utility>
 
 #include "hierarchical/base/error.h"
 #include "hierarchical/os/cgroup.h"
@@ -42,6 +43,16 @@ int pidfd_open_raw(pid_t pid) noexcept {
 
 int pidfd_send_signal_raw(int pidfd, int signal) noexcept {
   return static_cast<int>(syscall(SYS_pidfd_send_signal, pidfd, signal, nullptr, 0U));
+}
+
+// Major and minor of "6.1.0-13-amd64"; zeros for what is no version.
+std::pair<int, int> kernel_version(const std::string& release) noexcept {
+  std::pair<int, int> version;
+  const char* const end = release.c_str() + release.size();
+  const auto major = std::from_chars(release.c_str(), end, version.first);
+  if (major.ec != std::errc{} || major.ptr == end || *major.ptr != '.') return {0, 0};
+  std::from_chars(major.ptr + 1, end, version.second);
+  return version;
 }
 
 std::string with_errno(const char* call) {
@@ -174,12 +185,9 @@ void require_platform() {
     missing += (missing.empty() ? "" : ", ") + what;
   };
   utsname system{};
-  int major = 0, minor = 0;
-  const bool known =
-      uname(&system) == 0 && std::sscanf(system.release, "%d.%d", &major, &minor) == 2;
-  if (!known || major < 5 || (major == 5 && minor < 10)) {
-    lacks(std::string("Linux 5.10 or newer (this is ") + (known ? system.release : "unknown") +
-          ")");
+  const std::string release = uname(&system) == 0 ? system.release : "unknown";
+  if (kernel_version(release) < std::pair(5, 10)) {
+    lacks("Linux 5.10 or newer (this is " + release + ")");
   }
   const Descriptor self(pidfd_open_raw(getpid()));
   if (!self.valid()) {

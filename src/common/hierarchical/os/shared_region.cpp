@@ -176,9 +176,12 @@ std::size_t SharedRegion::resident_bytes() const {
 void seal_regions_except(std::span<const SharedRegion* const> keep) noexcept {
   for (const SharedRegion* region : Registry::instance().regions) {
     if (std::find(keep.begin(), keep.end(), region) != keep.end()) continue;
-    // The address stays taken: the region's object may still unmap it in this process.
-    mmap(region->data(), region->size(), PROT_NONE,
-         MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    // The address stays taken: the region's object may still unmap it in this process. Without
+    // room for one more mapping it is left free, since the memory must end with its owner.
+    if (mmap(region->data(), region->size(), PROT_NONE,
+             MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) == MAP_FAILED) {
+      munmap(region->data(), region->size());
+    }
   }
 }
 

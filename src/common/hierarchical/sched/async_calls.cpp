@@ -63,7 +63,7 @@ std::uint64_t AsyncCalls::submit(int worker, const ControlRequest& request) {
 
 std::vector<std::uint64_t> AsyncCalls::submit_broadcast(
     const ControlRequest& request, std::span<const std::span<const std::byte>> metas,
-    std::shared_ptr<ReplySink> sink) {
+    const std::shared_ptr<ReplySink>& sink) {
   std::vector<std::uint64_t> tokens;
   {
     const std::lock_guard order(order_mutex_);

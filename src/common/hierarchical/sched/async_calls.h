@@ -56,7 +56,7 @@ class AsyncCalls {
   // go there.
   std::vector<std::uint64_t> submit_broadcast(const ControlRequest& request,
                                               std::span<const std::span<const std::byte>> metas,
-                                              std::shared_ptr<ReplySink> sink = nullptr);
+                                              const std::shared_ptr<ReplySink>& sink = nullptr);
   // True when the call had not begun; then it never does and no event follows.
   bool cancel(std::uint64_t token);
 

@@ -16,7 +16,7 @@ using task_wire::ItemKind;
 using task_wire::ScalarRecord;
 using task_wire::TensorRecord;
 
-constexpr std::size_t kErrorBytes = 16 * 1024;
+constexpr std::size_t kErrorBytes = std::size_t{16} << 10;
 
 struct Scratch {
   std::vector<simpler_tensor> tensors;
