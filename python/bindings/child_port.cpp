@@ -161,9 +161,8 @@ RemoteFailure ChildPort::describe_error() {
       const py::object format = py::module_::import("traceback").attr("format_exception");
       failure.traceback = py::str("").attr("join")(format(owned)).cast<std::string>();
     }
-  } catch (py::error_already_set&) {
-    // The exception's own __str__ failed: its type is all there is to say.
-  } catch (const std::exception&) {
+  } catch (const std::exception&) {  // its own __str__ failed, say: its type is all there is
+    failure.message = "an exception that could not be described";
   }
   return failure;
 }

@@ -51,6 +51,7 @@ void set_error(const Error& error) { PyErr_SetString(exception_for(error.code())
 
 void register_error_translator(py::module_& module) {
   static_cast<void>(module);
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): the signature is pybind11's
   py::register_local_exception_translator([](std::exception_ptr pointer) {
     try {
       if (pointer) std::rethrow_exception(pointer);

@@ -32,12 +32,12 @@ void bind_platform(py::module_& module) {
 }  // namespace simpler::bindings
 
 PYBIND11_MODULE(_core, module) {
-  using namespace simpler::bindings;
+  namespace bindings = simpler::bindings;
   module.doc() = "The compiled core of simpler: internal, see the package for the public names.";
-  register_error_translator(module);
-  bind_platform(module);
-  bind_memory(module);
-  bind_tasks(module);
-  bind_child_port(module);
-  bind_tree(module);
+  bindings::register_error_translator(module);
+  bindings::bind_platform(module);
+  bindings::bind_memory(module);
+  bindings::bind_tasks(module);
+  bindings::bind_child_port(module);
+  bindings::bind_tree(module);
 }

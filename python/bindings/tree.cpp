@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -104,6 +105,7 @@ py::list start(PyTree& tree, const py::object& child_main,
     throw Error(ErrorCode::kClosed, "the tree was started already, or in another process");
   }
   std::vector<const SharedRegion*> keep;
+  keep.reserve(regions.size());
   for (const auto& region : regions) keep.push_back(region.get());
   TreeBuilder builder = std::move(*tree.builder);
   tree.builder.reset();
@@ -260,8 +262,9 @@ py::list counters(const PyTree& tree) {
 
 PyTree::~PyTree() {
   if (epoch == fork_epoch()) return;
-  if (running) static_cast<void>(new std::shared_ptr<RunningTree>(std::move(running)));
-  if (builder) static_cast<void>(new TreeBuilder(std::move(*builder)));
+  if (running)
+    static_cast<void>(new (std::nothrow) std::shared_ptr<RunningTree>(std::move(running)));
+  if (builder) static_cast<void>(new (std::nothrow) TreeBuilder(std::move(*builder)));
 }
 
 std::shared_ptr<RunningTree> PyTree::use() const {

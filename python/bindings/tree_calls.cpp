@@ -100,12 +100,13 @@ void blocking(Body body) {
 // For a signal handler that has raised while the reply came: it ends the call, and the reply is
 // dropped.
 [[noreturn]] void drop_reply(ChildProcess& child, int slot) {
+  bool is_error = false;
   try {
     take_reply(child, slot);
-    child.control.release(slot);
   } catch (const CallError&) {
-    // An error is a reply as well.
+    is_error = true;  // and the slot is released
   }
+  if (!is_error) child.control.release(slot);
   throw CallError(CallError::Kind::kInterrupted, child.index, "interrupted");
 }
 

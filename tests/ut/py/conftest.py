@@ -30,6 +30,12 @@ SHM = Path("/dev/shm")
 KEPT = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 
 
+def pytest_configure() -> None:
+    """Have Ctrl-C where the suite was started in the background, which ignores it: so would our programs."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Process(NamedTuple):
     """One process, told apart from a later one with the same pid by when it began."""
 
