@@ -30,12 +30,6 @@ SHM = Path("/dev/shm")
 KEPT = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 
 
-def pytest_configure() -> None:
-    """Have Ctrl-C where the suite was started in the background, which ignores it: so would our programs."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 class Process(NamedTuple):
     """One process, told apart from a later one with the same pid by when it began."""
 
@@ -162,6 +156,8 @@ _watchdog_stderr = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a suite started in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the programs of tests want Ctrl-C
     # A copy: while a test runs, pytest points descriptor 2 at a file.
     config.stash[_watchdog_stderr] = os.dup(2)
 
