@@ -171,6 +171,11 @@ TEST(SharedRegion, DestroyingASealedRegionInTheChildIsHarmless) {
 }
 
 TEST(SharedRegion, AForkBesideAThreadThatMakesRegionsLeaksNeitherDescriptorNorMapping) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "libasan before gcc 14 does not hold its allocator's locks across fork(): a "
+                  "child forked beside a "
+                  "thread that allocates may hang in malloc";
+#endif
   std::atomic<bool> stop{false};
   std::thread maker([&stop] {
     while (!stop) const SharedRegion region(1 << 16, "simpler-race-test", Pages::kCommitted);
