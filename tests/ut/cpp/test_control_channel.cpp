@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "hierarchical/base/error.h"
-#include "hierarchical/ipc/control_protocol.h"
 #include "in_process_child.h"
 
 namespace simpler {
