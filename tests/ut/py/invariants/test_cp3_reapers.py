@@ -55,6 +55,7 @@ def test_cp3_a_program_that_reaps_every_child_learns_of_a_death_at_once() -> Non
 def test_a_program_that_ignores_sigchld_opens_and_closes_workers() -> None:
     said = run_program(
         """
+        from invariants.processes import eventually, is_gone
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         for _ in range(5):
             with node(device_ids=[0, 1], num_sub_workers=1) as worker:
@@ -62,7 +63,8 @@ def test_a_program_that_ignores_sigchld_opens_and_closes_workers() -> None:
                 worker.kill(0)
                 worker.restart(0)
                 assert worker.control_payload(0, ControlOp.ECHO, b"x") == b"x"
-            assert all(isinstance(error_of(lambda: os.kill(pid, 0)), ProcessLookupError) for pid in pids)
+            for pid in pids:  # the kernel reaps them, a moment after they have ended (LC-3: within a second)
+                eventually(lambda: is_gone(pid), f"process {pid} is left")
         say("done")
         """
     )
