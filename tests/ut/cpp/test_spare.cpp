@@ -69,6 +69,7 @@ class SpareTest : public ::testing::Test {
     });
     handle.set(spare->pid(), open_pidfd(spare->pid()).value(), std::move(request_ours),
                std::move(report_ours));
+    EXPECT_TRUE(handle.wait_ready(watchdog()));
   }
 
   ~SpareTest() override {  // it takes the replacements with it

@@ -45,6 +45,8 @@ class Spare {
   explicit Spare(const SpareDuties& duties) : duties_(duties) {}
 
   int run() {
+    const ForkReply ready{0, 0};
+    if (!send_record(duties_.request_socket, bytes_of(ready), -1)) return finish();
     for (;;) {
       Poller poller;
       const std::size_t request = poller.add(duties_.request_socket);
@@ -127,6 +129,17 @@ void SpareHandle::set(pid_t pid, Descriptor pidfd, Descriptor request_socket,
 Error SpareHandle::gone() const {
   return {ErrorCode::kWorkerDied, "the spare process (pid " + std::to_string(pid_) +
                                       ") is gone: nothing can be restarted in this tree any more"};
+}
+
+bool SpareHandle::wait_ready(Deadline deadline) {
+  const std::lock_guard lock(mutex_);
+  Poller poller;
+  poller.add(request_socket_.get());
+  if (!poller.wait(deadline)) return false;
+  ForkReply ready{};
+  Descriptor none;
+  if (!receive_record(request_socket_.get(), writable_bytes_of(ready), none)) throw gone();
+  return true;
 }
 
 SpareHandle::Replacement SpareHandle::wait_reply(Deadline deadline) {

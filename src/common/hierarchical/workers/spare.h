@@ -49,6 +49,9 @@ class SpareHandle {
   SpareHandle() : cancel_(make_event()) {}
   void set(pid_t pid, Descriptor pidfd, Descriptor request_socket, Descriptor report_pipe);
 
+  // Until the spare has let go of what it inherited and takes requests; false at the deadline.
+  // Throws Error{kWorkerDied} when it is gone. To be called until true, before any request.
+  bool wait_ready(Deadline deadline);
   // A fork that was not waited for to its end may have happened since: ends that process. Before
   // anything is posted that it could take for its own. Throws as fork_child.
   void settle(Deadline deadline);

@@ -111,6 +111,7 @@ class WorkerManager : private SupervisorDelegate {
   ChildPlan plan_for(const std::string& process_name, std::vector<int> descriptors) const;
   void post_start(ChildProcess& child, Deadline deadline);
   std::vector<std::vector<std::byte>> wait_all_started(Deadline deadline, Interrupt* interrupt);
+  void wait_spare_ready(Deadline deadline, Interrupt* interrupt);
   std::vector<std::byte> wait_start(ChildProcess& child, Deadline deadline, Interrupt* interrupt);
   void wait_all_released(ChildProcess& child, Deadline deadline, Interrupt* interrupt);
   void start_replacement(ChildProcess& child, Deadline deadline);

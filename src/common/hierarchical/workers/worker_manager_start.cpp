@@ -119,12 +119,25 @@ std::vector<std::vector<std::byte>> WorkerManager::start(
     }
     const std::unique_ptr<Interrupt> interrupt = make_interrupt();
     auto answers = wait_all_started(deadline, interrupt.get());
+    wait_spare_ready(deadline, interrupt.get());
     const std::lock_guard lock(mutex_);
     spare_state_ = ChildState::kReady;
     return answers;
   } catch (...) {
     end_everything();
     throw;
+  }
+}
+
+// It holds what this process listens on until then.
+void WorkerManager::wait_spare_ready(Deadline deadline, Interrupt* interrupt) {
+  while (!spare_.wait_ready(next_slice(deadline, interrupt))) {
+    if (interrupt != nullptr && interrupt->pending()) {
+      throw CallError(CallError::Kind::kInterrupted, -1, "interrupted while the spare started");
+    }
+    if (deadline.passed()) {
+      throw CallError(CallError::Kind::kTimedOut, -1, "the spare was not ready in time", true);
+    }
   }
 }
 
