@@ -28,23 +28,37 @@ inline std::string text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// Closed until opened; waits end under the watchdog.
+// Service threads end with the process, so what they look at must live as long.
+template <typename Object, typename... Args>
+Object& make_immortal(Args&&... args) {
+  static auto* const objects = new std::vector<std::unique_ptr<Object>>;
+  objects->push_back(std::make_unique<Object>(std::forward<Args>(args)...));
+  return *objects->back();
+}
+
+// Closed until opened; waits end under the watchdog. A thread may still be on its way out of wait()
+// when the gate is gone.
 class Gate {
  public:
   void open() {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
-    changed_.notify_all();
+    const std::lock_guard lock(state_.mutex);
+    state_.open = true;
+    state_.changed.notify_all();
   }
   void wait() {
-    std::unique_lock lock(mutex_);
-    EXPECT_TRUE(changed_.wait_for(lock, std::chrono::seconds(60), [this] { return open_; }));
+    State& state = state_;
+    std::unique_lock lock(state.mutex);
+    EXPECT_TRUE(
+        state.changed.wait_for(lock, std::chrono::seconds(60), [&state] { return state.open; }));
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool open_ = false;
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool open = false;
+  };
+  State& state_ = make_immortal<State>();
 };
 
 class Handlers : public ChildHandler {
@@ -106,14 +120,6 @@ class LoopThread {
   ChildLoop loop_;
   std::thread thread_;
 };
-
-// Service threads end with the process, so what they look at must live as long.
-template <typename Object, typename... Args>
-Object& make_immortal(Args&&... args) {
-  static auto* const objects = new std::vector<std::unique_ptr<Object>>;
-  objects->push_back(std::make_unique<Object>(std::forward<Args>(args)...));
-  return *objects->back();
-}
 
 struct InProcessChild {
   explicit InProcessChild(std::size_t max_payload = std::size_t{1} << 20,
