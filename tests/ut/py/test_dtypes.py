@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import subprocess
@@ -88,7 +89,7 @@ def test_small_floats_are_unsigned_bits_without_ml_dtypes() -> None:
         "print(as_dtype('bfloat16').numpy, as_dtype('float8_e4m3').numpy, as_dtype('float8_e5m2').numpy)\n"
         "print(as_dtype('uint16'), as_dtype('uint8'))\n"
     )
-    environment = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
+    environment = os.environ | {"PYTHONPATH": ":".join(path for path in sys.path if path)}
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
     )

@@ -37,6 +37,11 @@ def source(body: str) -> str:
     return PROLOGUE.format(tests=str(Path(__file__).parents[1])) + textwrap.dedent(body)
 
 
+def environment() -> dict[str, str]:
+    """This process's, but with buffered output, as a program has it by itself."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
 class Program:
     """A running program, in a session of its own so that signals to its group reach nobody else."""
 
@@ -47,6 +52,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            env=environment(),
         )
         assert self._process.stdout is not None
         self._stdout = self._process.stdout
@@ -112,6 +118,7 @@ def run_program(body: str, *args: object, prefix: tuple[str, ...] = ()) -> str:
         capture_output=True,
         timeout=WATCHDOG_S,
         start_new_session=True,
+        env=environment(),
         check=False,
     )
     errors = done.stderr.decode()

@@ -19,6 +19,8 @@ from simpler import ControlOp
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+pytestmark = pytest.mark.no_asan("its allocator keeps what is freed for a while, which looks like growth")
+
 KIB = 1 << 10
 MIB = 1 << 20
 # What one interpreter may grow by for reasons of its own: free lists, caches, the allocator's arenas.
