@@ -186,5 +186,5 @@ def reset_resource_tracker() -> None:
     tracker = getattr(module, "_resource_tracker", None)
     if tracker is not None:
         tracker._lock = threading.RLock()  # noqa: SLF001 - there is no public way to forget the parent's
-        tracker._fd = None  # noqa: SLF001
-        tracker._pid = None  # noqa: SLF001
+        tracker._fd = None  # noqa: SLF001 - it has no public reset
+        tracker._pid = None  # noqa: SLF001 - likewise

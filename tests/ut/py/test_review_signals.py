@@ -24,7 +24,7 @@ class _AlarmError(Exception):
 
 
 def _brief(_chip: simpler.ChipView, _payload: bytes, _device_id: int) -> None:
-    time.sleep(0.001)
+    time.sleep(0.001)  # a handler that takes a while: signals are to meet its reply
 
 
 def _raise_or_return(call: Callable[[], object], kick: threading.Event) -> None:
