@@ -19,12 +19,20 @@ void ActivityNames::name_callable(std::uint32_t id, std::string name) {
   callables_[id] = std::move(name);
 }
 
+void ActivityNames::name_provider(std::uint32_t id, std::string name) {
+  const std::lock_guard lock(mutex_);
+  providers_[id] = std::move(name);
+}
+
 std::string ActivityNames::request(ControlOp op, std::uint32_t arg) {
-  if (op != ControlOp::EXTENSION)
+  const bool is_transfer = op == ControlOp::TRANSFER;
+  if (op != ControlOp::EXTENSION && !is_transfer)
     return std::string(control_op_name(static_cast<std::uint16_t>(op)));
   const std::lock_guard lock(mutex_);
-  const auto found = extensions_.find(arg);
-  return "extension '" + (found != extensions_.end() ? found->second : std::to_string(arg)) + "'";
+  const auto& names = is_transfer ? providers_ : extensions_;
+  const auto found = names.find(arg);
+  return (is_transfer ? "transfer by '" : "extension '") +
+         (found != names.end() ? found->second : std::to_string(arg)) + "'";
 }
 
 std::string ActivityNames::task(std::uint32_t callable_id) {
@@ -43,15 +51,60 @@ TreeBuilder::Started TreeBuilder::start(
     Deadline deadline, const std::function<std::unique_ptr<Interrupt>()>& make_interrupt) && {
   auto answers = tree_->manager().start(std::move(entry), std::move(hooks), std::move(keep_regions),
                                         deadline, make_interrupt);
+  tree_->start_engine();
   return {std::move(tree_), std::move(answers)};
 }
 
+void RunningTree::start_engine() {
+  TaskEngineConfig config;
+  config.window = manager_.options().task_window;
+  config.patience_ns = manager_.options().patience_ns;
+  config.regions = static_cast<std::uint32_t>(manager_.chips()) + 1;
+  config.spin_ns = manager_.options().spin_ns;
+  std::vector<ChildProcess*> children;
+  children.reserve(static_cast<std::size_t>(manager_.size()));
+  for (int worker = 0; worker < manager_.size(); ++worker)
+    children.push_back(&manager_.child(worker));
+  EngineListener* const listener = this;
+  engine_ = std::make_unique<TaskEngine>(config, manager_.memory().header(), children, listener);
+  has_engine_.store(true, std::memory_order_seq_cst);
+  // Whoever died before that was told to nobody.
+  for (int worker = 0; worker < manager_.size(); ++worker) {
+    const WorkerManager::ChildReport report = manager_.report(worker);
+    if (report.state == ChildState::kDead) engine_->worker_lost(worker, report.first_cause);
+  }
+}
+
 void RunningTree::close(Deadline deadline, Interrupt* interrupt) {
+  if (engine_) engine_->close();
   manager_.stop(deadline, interrupt);
   async_.finish();
 }
 
+void RunningTree::run_done(EngineRunId run) {
+  async_.push({AsyncEvent::Kind::kRunDone,
+               -1,
+               std::uint64_t{run.generation} << 32 | run.slot,
+               {},
+               {},
+               nullptr});
+}
+
+void RunningTree::turn_came(graph::TaskId task) {
+  async_.push({AsyncEvent::Kind::kTurnCame,
+               -1,
+               std::uint64_t{task.generation} << 32 | task.slot,
+               {},
+               {},
+               nullptr});
+}
+
+void RunningTree::buffers_idle() {
+  async_.push({AsyncEvent::Kind::kBuffersIdle, -1, 0, {}, {}, nullptr});
+}
+
 void RunningTree::child_died(int worker, const std::string& how) {
+  if (has_engine_.load(std::memory_order_seq_cst)) engine_->worker_lost(worker, how);
   async_.push({AsyncEvent::Kind::kDied, worker, 0, {}, how, nullptr});
 }
 
@@ -93,7 +146,7 @@ int RunningTree::poll_post(ChildProcess& child, const ControlRequest& request) {
   const int slot = child.control.poll_slot();
   if (slot < 0) return -1;
   child.control.fill(slot, request, nullptr);
-  child.control.post(slot, manager_.next_request_id());
+  child.control.post_alone(slot, manager_.next_request_id());
   return slot;
 }
 
@@ -114,7 +167,7 @@ int RunningTree::wait_post(ChildProcess& child, const ControlRequest& request,
       throw manager_.gone_error(child.index);
   }
   child.control.fill(slot, request, std::move(staged));
-  child.control.post(slot, manager_.next_request_id());
+  child.control.post_alone(slot, manager_.next_request_id());
   return slot;
 }
 
@@ -134,40 +187,6 @@ void RunningTree::wait_reply(ChildProcess& child, int slot, const ControlRequest
     case CallWait::kTimedOutStarted:
       throw manager_.timed_out_error(child, request, how == CallWait::kTimedOutStarted);
   }
-}
-
-std::uint64_t RunningTree::publish(ChildProcess& child, std::uint32_t callable_id,
-                                   std::span<const std::byte> args, std::uint64_t after,
-                                   Deadline deadline, Interrupt* interrupt) {
-  std::uint64_t seq = 0;
-  switch (child.ring.publish(callable_id, args, after, deadline, interrupt, seq)) {
-    case TaskWait::kOk:
-      return seq;
-    case TaskWait::kPeerGone:
-      throw manager_.gone_error(child.index);
-    case TaskWait::kInterrupted:
-      throw CallError(CallError::Kind::kInterrupted, child.index, "interrupted");
-    case TaskWait::kTimedOut:
-      break;
-  }
-  throw CallError(CallError::Kind::kBackPressure, child.index,
-                  "the task ring of " + child.describe() + " stayed full (" +
-                      std::to_string(kTaskSlots) + " tasks)");
-}
-
-bool RunningTree::wait_task(ChildProcess& child, std::uint64_t seq, Deadline deadline,
-                            Interrupt* interrupt, TaskOutcome& out) {
-  switch (child.ring.wait(seq, deadline, interrupt, out)) {
-    case TaskWait::kOk:
-      return true;
-    case TaskWait::kTimedOut:
-      return false;
-    case TaskWait::kInterrupted:
-      throw CallError(CallError::Kind::kInterrupted, child.index, "interrupted");
-    case TaskWait::kPeerGone:
-      break;
-  }
-  throw manager_.gone_error(child.index);
 }
 
 }  // namespace simpler

@@ -21,6 +21,7 @@
 #include "hierarchical/base/interrupt.h"
 #include "hierarchical/ipc/control_parent.h"
 #include "hierarchical/sched/async_calls.h"
+#include "hierarchical/sched/task_engine.h"
 #include "hierarchical/workers/call_error.h"
 #include "hierarchical/workers/worker_manager.h"
 
@@ -31,6 +32,7 @@ class ActivityNames {
  public:
   void name_extension(std::uint32_t id, std::string name);
   void name_callable(std::uint32_t id, std::string name);
+  void name_provider(std::uint32_t id, std::string name);
   std::string request(ControlOp op, std::uint32_t arg);
   std::string task(std::uint32_t callable_id);
 
@@ -38,6 +40,7 @@ class ActivityNames {
   std::mutex mutex_;
   std::unordered_map<std::uint32_t, std::string> extensions_;  // guarded by mutex_
   std::unordered_map<std::uint32_t, std::string> callables_;   // guarded by mutex_
+  std::unordered_map<std::uint32_t, std::string> providers_;   // guarded by mutex_
 };
 
 struct BroadcastReply {
@@ -47,7 +50,7 @@ struct BroadcastReply {
   std::unique_ptr<CallError> error;
 };
 
-class RunningTree : private TreeListener {
+class RunningTree : private TreeListener, private EngineListener {
  public:
   explicit RunningTree(TreeOptions options);
   ~RunningTree() override;
@@ -74,16 +77,8 @@ class RunningTree : private TreeListener {
                                         std::span<const std::span<const std::byte>> metas,
                                         bool fail_fast, Interrupt* interrupt);
 
-  // --- tasks ---
-
-  std::uint64_t publish(ChildProcess& child, std::uint32_t callable_id,
-                        std::span<const std::byte> args, std::uint64_t after, Deadline deadline,
-                        Interrupt* interrupt);
-  // False when the time ran out. Throws CallError when the child is gone.
-  bool wait_task(ChildProcess& child, std::uint64_t seq, Deadline deadline, Interrupt* interrupt,
-                 TaskOutcome& out);
-
   AsyncCalls& async() noexcept { return async_; }
+  TaskEngine& engine() noexcept { return *engine_; }
   ActivityNames& names() noexcept { return names_; }
   WorkerManager& manager() noexcept { return manager_; }
 
@@ -102,6 +97,10 @@ class RunningTree : private TreeListener {
     return names_.request(op, arg);
   }
   std::string name_of_task(std::uint32_t callable_id) override { return names_.task(callable_id); }
+  void run_done(EngineRunId run) override;
+  void turn_came(graph::TaskId task) override;
+  void buffers_idle() override;
+  void start_engine();
 
   void check_size(const ControlRequest& request) const;
   std::shared_ptr<StagedBlock> wait_stage(ChildProcess& child, const ControlRequest& request,
@@ -117,6 +116,10 @@ class RunningTree : private TreeListener {
                                                   Interrupt* interrupt);
 
   ActivityNames names_;
+  // Made once everything is forked, and then there for good. Before the manager: the manager's
+  // threads tell it of deaths, and end first.
+  std::unique_ptr<TaskEngine> engine_;
+  std::atomic<bool> has_engine_{false};
   WorkerManager manager_;
   AsyncCalls async_;
 };

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <thread>
@@ -27,6 +28,15 @@ inline bool wait_until(const std::function<bool()>& condition) {
     std::this_thread::yield();
   }
   return true;
+}
+
+// The state letter of /proc/TID/stat, which follows the parenthesised name: 'S' for asleep.
+inline char thread_state(pid_t tid) {
+  std::ifstream file("/proc/" + std::to_string(tid) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const std::size_t name_end = line.rfind(')');
+  return name_end == std::string::npos || name_end + 2 >= line.size() ? '?' : line[name_end + 2];
 }
 
 class ChildProcess {

@@ -2,10 +2,13 @@
 #pragma once
 
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -20,6 +23,10 @@ inline double scaled(double seconds) {
   const char* const scale = std::getenv("SIMPLER_TEST_TIME_SCALE");
   return scale == nullptr ? seconds : seconds * std::strtod(scale, nullptr);
 }
+
+inline constexpr double kShutdownBudgetS = 1.0;
+
+inline bool no_child_is_left() { return waitpid(-1, nullptr, WNOHANG) == -1 && errno == ECHILD; }
 
 [[noreturn]] inline void stay_for_ever() {
   for (;;) pause();
@@ -42,7 +49,8 @@ class ForkedTree : public TreeListener {
  public:
   using OnStart = std::function<void(const ChildContext&, ReplyWriter&)>;
 
-  explicit ForkedTree(int chips) : manager(options(chips), *this) {}
+  explicit ForkedTree(int chips)
+      : owned_(std::make_unique<WorkerManager>(options(chips), *this)), manager(*owned_) {}
 
   std::vector<std::vector<std::byte>> start(Deadline deadline = watchdog()) {
     return manager.start([this](const ChildContext& context) { return run_child(context); }, hooks,
@@ -181,9 +189,12 @@ class ForkedTree : public TreeListener {
   std::mutex mutex_;
   std::vector<std::string> deaths_;  // guarded by mutex_
   std::vector<std::string> frames_;  // guarded by mutex_
+  // Last: ends before the lists that its threads fill. On the heap: ThreadSanitizer takes the
+  // mutexes of one tree on the stack for those of the next at the same address.
+  std::unique_ptr<WorkerManager> owned_;
 
  public:
-  WorkerManager manager;  // last: ends before the lists that its thread fills
+  WorkerManager& manager;
 };
 
 }  // namespace simpler::testing

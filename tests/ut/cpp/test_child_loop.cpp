@@ -29,6 +29,11 @@ class ChildLoopTest : public ::testing::Test {
 
   ~ChildLoopTest() override { world.main.stop(); }
 
+  int post_op(ControlOp op) {
+    ControlRequest request = InProcessChild::request(Lane::kTransfer);
+    request.op = op;
+    return world.post(request);
+  }
   int post(Lane lane, std::string_view payload = {}) {
     return world.post(InProcessChild::request(lane, payload));
   }
@@ -118,12 +123,33 @@ TEST_F(ChildLoopTest, CP10_FourConcurrentHandlersRunAtOnceAndNoMore) {
   world.main.start();
   std::vector<int> slots;
   for (int i = 0; i < 12; ++i) slots.push_back(post(Lane::kService));
-  ASSERT_TRUE(wait_until([&] { return running.load() == ChildLoop::kServiceThreads; }));
+  ASSERT_TRUE(wait_until([&] { return running.load() == ChildLoop::kConcurrentHandlers; }));
   EXPECT_EQ(world.call_builtin(ControlOp::PING), "") << "the main thread still answers";
-  EXPECT_EQ(running.load(), ChildLoop::kServiceThreads);
+  EXPECT_EQ(running.load(), ChildLoop::kConcurrentHandlers);
   may_end.open();
   for (const int slot : slots) world.finish(slot);
-  EXPECT_EQ(most.load(), ChildLoop::kServiceThreads);
+  EXPECT_EQ(most.load(), ChildLoop::kConcurrentHandlers);
+}
+
+TEST_F(ChildLoopTest, CP10_TransfersWaitForNoHandlerAndHandlersForNoTransfer) {
+  std::atomic<int> transfers{0};
+  std::atomic<int> handlers{0};
+  world.handlers.on_control = [&](const ChildRequest& request, ReplyWriter&) {
+    if (request.op == ControlOp::TRANSFER_CONTROL) return;
+    ++(request.op == ControlOp::TRANSFER ? transfers : handlers);
+    may_end.wait();
+  };
+  world.main.start();
+  std::vector<int> slots;
+  for (int i = 0; i < 6; ++i) slots.push_back(post(Lane::kService));
+  ASSERT_TRUE(wait_until([&] { return handlers.load() == ChildLoop::kConcurrentHandlers; }));
+  for (int i = 0; i < 8; ++i) slots.push_back(post_op(ControlOp::TRANSFER));
+  ASSERT_TRUE(wait_until([&] { return transfers.load() == 8; }));
+  world.finish(post_op(ControlOp::TRANSFER_CONTROL));
+  EXPECT_EQ(handlers.load(), ChildLoop::kConcurrentHandlers);
+  may_end.open();
+  for (const int slot : slots) world.finish(slot);
+  EXPECT_EQ(handlers.load(), 6);
 }
 
 TEST_F(ChildLoopTest, CP10_ConcurrentHandlersRunBesideAStuckKernel) {

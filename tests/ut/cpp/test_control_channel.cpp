@@ -52,7 +52,7 @@ TEST_F(ControlChannel, CP9_PayloadsAroundEveryBoundaryComeBackWhole) {
         kSlotInlineBytes + 1, std::size_t{4096} * 3, std::size_t{1} << 20}) {
     std::string payload(nbytes, '\0');
     for (std::size_t i = 0; i < nbytes; ++i) payload[i] = static_cast<char>(i * 31 >> 3);
-    for (const Lane lane : {Lane::kMain, Lane::kService}) {
+    for (const Lane lane : {Lane::kMain, Lane::kService, Lane::kTransfer}) {
       EXPECT_EQ(world.call(lane, payload), payload) << nbytes << " bytes";
     }
     EXPECT_EQ(world.call_builtin(ControlOp::ECHO, payload), payload) << nbytes << " bytes";

@@ -4,9 +4,7 @@
 
 #include <atomic>
 #include <csignal>
-#include <fstream>
 #include <new>
-#include <string>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -18,17 +16,9 @@ namespace simpler {
 namespace {
 
 using testing::ChildProcess;
+using testing::thread_state;
 using testing::wait_until;
 using testing::watchdog;
-
-// The state letter of /proc/PID/stat, which follows the parenthesised name.
-char process_state(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string line;
-  std::getline(file, line);
-  const std::size_t name_end = line.rfind(')');
-  return name_end == std::string::npos || name_end + 2 >= line.size() ? '?' : line[name_end + 2];
-}
 
 TEST(Futex, AWordThatDiffersReturnsAtOnce) {
   const std::atomic<std::uint32_t> word{7};
@@ -52,7 +42,7 @@ TEST(Futex, ASleeperInAnotherProcessIsWoken) {
     }
     return 0;
   });
-  ASSERT_TRUE(wait_until([&child] { return process_state(child.pid()) == 'S'; }));
+  ASSERT_TRUE(wait_until([&child] { return thread_state(child.pid()) == 'S'; }));
   word.store(1, std::memory_order_release);
   futex_wake(word, 1);
   EXPECT_EQ(child.finish_and_describe(), "exited with code 0");

@@ -307,7 +307,8 @@ struct ClaimsForAnyLane : SoundMoves {
   template <typename Slot>
   static bool claim(Slot& slot, Lane lane) {
     (void)lane;
-    return slot_claim(slot, Lane::kMain) || slot_claim(slot, Lane::kService);
+    return slot_claim(slot, Lane::kMain) || slot_claim(slot, Lane::kService) ||
+           slot_claim(slot, Lane::kTransfer);
   }
 };
 

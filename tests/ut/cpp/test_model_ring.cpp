@@ -84,21 +84,119 @@ TEST(RingModel, TG2_FailureSkipsWhatFollowsItAndNothingElse) {
   EXPECT_TRUE(verdict.good()) << verdict.report;
 }
 
-TEST(RingModel, TG2_SkipHoldsWhileTheFailedTasksEntryIsFilledAgain) {
-  auto ring = std::make_unique<TaskRing<>>();
-  TaskSlot<>& failed = ring_slot(*ring, 101);
-  failed.seq = 101;
-  failed.status = static_cast<std::uint32_t>(TaskStatus::kFailed);
-  TaskSlot<>& next = ring_slot(*ring, 102);
-  next.seq = 102;
-  next.after = 101;
-  EXPECT_TRUE(ring_must_skip(*ring, next));
-  failed.seq = 101 + kTaskSlots;  // retired, and the parent is filling it
-  EXPECT_TRUE(ring_must_skip(*ring, next));
-  failed.after = 101;  // further back than the ring: the parent has decided
-  EXPECT_FALSE(ring_must_skip(*ring, failed));
-  failed.flags = kTaskSkip;
-  EXPECT_TRUE(ring_must_skip(*ring, failed));
+TEST(RingModel, TG2_AnEntryNamesAnyOfTheLastSixtyFour) {
+  for (std::uint64_t back = 1; back <= 65; ++back) {
+    TaskSlot<> slot;
+    slot.seq = 200;
+    slot.after_mask = after_bit(200, 200 - back);
+    std::uint64_t failed = ring_note_end(0, TaskStatus::kFailed);  // of entry 200 - back
+    EXPECT_EQ(ring_must_skip(slot, 0), false) << back;
+    for (std::uint64_t i = 1; i < back; ++i) failed = ring_note_end(failed, TaskStatus::kDone);
+    EXPECT_EQ(ring_must_skip(slot, failed), back <= 64) << back;
+    EXPECT_FALSE(ring_must_skip(slot, ring_note_end(failed, TaskStatus::kDone))) << back;
+  }
+  EXPECT_EQ(after_bit(5, 5), 0U);
+}
+
+TEST(RingModel, TG2_OneOfSeveralNamedEntriesIsEnoughToSkip) {
+  TaskSlot<> slot;
+  slot.seq = 10;
+  slot.after_mask = after_bit(10, 9) | after_bit(10, 4);
+  std::uint64_t failed = ring_note_end(0, TaskStatus::kSkipped);  // entry 4
+  for (int i = 5; i <= 9; ++i) failed = ring_note_end(failed, TaskStatus::kDone);
+  EXPECT_TRUE(ring_must_skip(slot, failed));
+  slot.after_mask = after_bit(10, 9) | after_bit(10, 5);
+  EXPECT_FALSE(ring_must_skip(slot, failed));
+  slot.flags = kTaskSkip;
+  EXPECT_TRUE(ring_must_skip(slot, failed));
+}
+
+TEST(RingModel, ARecallIsOfOneEntryAndNotOfItsSuccessor) {
+  TaskSlot<> slot;
+  slot.seq = 10;
+  slot.recalled.store(10);
+  EXPECT_TRUE(ring_must_skip(slot, 0));
+  slot.seq = 10 + kTaskSlots;
+  EXPECT_FALSE(ring_must_skip(slot, 0));
+}
+
+TEST(RingModel, AClaimedEntryIsEitherBegunOrTakenBack) {
+  struct Race {
+    TaskSlot<ModelAtom> slot;
+    ModelAtom<std::uint32_t> ended{0};
+    bool is_begun = false;
+    bool is_taken_back = false;
+    void end() {
+      if (ended.fetch_add(1, std::memory_order_acq_rel) == 1)
+        check(is_begun != is_taken_back, "one of the two");
+    }
+  };
+  const auto setup = [](Scenario& scenario) {
+    auto race = std::make_shared<Race>();
+    race->slot.seq = 10;
+    race->slot.flags = kTaskClaim;
+    scenario.thread("child", [race] {
+      race->is_begun = !ring_must_skip(race->slot, 0);
+      race->end();
+    });
+    scenario.thread("parent", [race] {
+      race->is_taken_back = ring_take_back(race->slot, 10);
+      check(!ring_take_back(race->slot, 10), "once");
+      race->end();
+    });
+  };
+  const Verdict verdict = explore({.preemptions = 3, .store_buffers = true}, setup);
+  EXPECT_TRUE(verdict.good()) << verdict.report;
+}
+
+TEST(RingModel, WhoeverSleepsOnAllRingsIsWoken) {
+  const auto setup = [](Scenario& scenario) {
+    auto world = make_world(0);
+    for (std::uint64_t seq = 1; seq <= 2; ++seq) {
+      scenario.thread("waiter " + std::to_string(seq),
+                      [world, seq] { world->sleep_on_all_rings(seq); });
+    }
+    scenario.thread("parent", [world] {
+      world->publish(1, 10);
+      world->publish(2, 20);
+    });
+    scenario.daemon("child", [world] { world->serve(0, kForEver); });
+  };
+  const Verdict verdict =
+      explore({.preemptions = at_most(2), .spurious = kSanitized ? 0 : 1}, setup);
+  EXPECT_TRUE(verdict.good()) << verdict.report;
+}
+
+TEST(RingModel, OneSleeperOnAllRingsIsWokenAlsoWithStoreBuffers) {
+  const auto setup = [](Scenario& scenario) {
+    auto world = make_world(0);
+    scenario.thread("parent", [world] {
+      world->publish(1, 10);
+      world->sleep_on_all_rings(1);
+      check(world->retire(1, 10) == TaskStatus::kDone, "its result is there");
+    });
+    scenario.daemon("child", [world] { world->serve(0, kForEver); });
+  };
+  const Verdict verdict = explore({.preemptions = at_most(3), .store_buffers = true}, setup);
+  EXPECT_TRUE(verdict.good()) << verdict.report;
+}
+
+TEST(RingModel, ASleeperThatNeedNotHearOfEarlierEndsHearsOfItsOwn) {
+  const auto setup = [](Scenario& scenario) {
+    auto world = make_world(0);
+    scenario.thread("parent", [world] {
+      world->publish(1, 10);
+      world->publish(2, 20);
+      world->sleep_until(2);
+      world->publish(3, 30);
+      world->sleep_until(1);  // a mark that is behind
+      world->sleep_until(3);
+      check(world->retire(3, 30) == TaskStatus::kDone, "its result is there");
+    });
+    scenario.daemon("child", [world] { world->serve(0, kForEver); });
+  };
+  const Verdict verdict = explore({.preemptions = at_most(2), .store_buffers = true}, setup);
+  EXPECT_TRUE(verdict.good()) << verdict.report;
 }
 
 TEST(RingModel, CP3_DeathEndsTheWaitForATask) {
@@ -147,6 +245,21 @@ TEST(RingModelNotices, WaiterThatReadsTheEventAfterItsTest) {
       while (world->ring.completed.load(std::memory_order_acquire) < 1) {
         ring_sleep(world->ring, world->ring.event.load(std::memory_order_seq_cst),
                    Deadline::never());
+      }
+    });
+    scenario.daemon("child", [world] { world->serve(0, kForEver); });
+  };
+  const Verdict verdict = explore({}, setup);
+  EXPECT_EQ(verdict.failure, Failure::kDeadlock) << verdict.report;
+}
+
+TEST(RingModelNotices, SleeperOnAllRingsThatAnnouncesItselfAfterItsTest) {
+  const auto setup = [](Scenario& scenario) {
+    auto world = make_world(0);
+    scenario.thread("parent", [world] {
+      world->publish(1, 10);
+      while (world->ring.completed.load(std::memory_order_seq_cst) < 1) {
+        tasks_sleep(world->tasks_ended, [] { return false; }, Deadline::never());
       }
     });
     scenario.daemon("child", [world] { world->serve(0, kForEver); });

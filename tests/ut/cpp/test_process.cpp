@@ -19,6 +19,7 @@ namespace simpler {
 namespace {
 
 using testing::ChildProcess;
+using testing::thread_state;
 using testing::wait_until;
 using testing::watchdog;
 
@@ -59,6 +60,28 @@ TEST(Process, DescriptionsThatNeedNoProcess) {
   EXPECT_EQ(describe_exit({Kind::kTakenByAnotherWaiter, 0, false}),
             "ended; exit status taken by another waiter");
   EXPECT_EQ(describe_exit({}), "ended; exit status unknown");
+}
+
+TEST(Process, HowAnEndedProcessEndedIsToldUntilItIsReaped) {
+  ChildProcess killed([]() -> int {
+    for (;;) pause();
+  });
+  EXPECT_FALSE(exiting_status(killed.pidfd(), killed.pid()).has_value());  // it lives
+  send_signal(killed.pidfd(), SIGTERM);
+  ASSERT_TRUE(wait_process_end(killed.pidfd(), watchdog()));
+  const ExitStatus terminated{ExitStatus::Kind::kSignalled, SIGTERM, false};
+  EXPECT_EQ(exiting_status(killed.pidfd(), killed.pid()), terminated);
+  killed.finish();
+  EXPECT_FALSE(exiting_status(killed.pidfd(), killed.pid()).has_value());
+
+  ChildProcess left([] { return 9; });
+  ASSERT_TRUE(wait_process_end(left.pidfd(), watchdog()));
+  const ExitStatus exited{ExitStatus::Kind::kExited, 9, false};
+  EXPECT_EQ(exiting_status(left.pidfd(), left.pid()), exited);
+
+  ChildProcess clean([] { return 0; });  // the kernel shows 0 also where it does not tell
+  ASSERT_TRUE(wait_process_end(clean.pidfd(), watchdog()));
+  EXPECT_FALSE(exiting_status(clean.pidfd(), clean.pid()).has_value());
 }
 
 TEST(Process, CP3_AProgramThatIgnoresSigchldStillLearnsOfTheEnd) {
@@ -109,17 +132,20 @@ TEST(Process, SignalHandlersDoNotEndTheWaitForAProcess) {
     ours.reset();
     return sleep_until_closed(theirs);
   });
-  std::atomic<bool> waiting{false};
+  std::atomic<pid_t> waiting{0};
   std::atomic<bool> returned{false};
   bool ended = false;
   std::thread waiter([&] {
-    waiting = true;
+    waiting = gettid();
     ended = wait_process_end(child.pidfd(), watchdog());
     returned = true;
   });
-  EXPECT_TRUE(wait_until([&] { return waiting.load(); }));
+  // Each is sent to a sleeper only: under ThreadSanitizer a thread that signals reach just before
+  // it falls asleep can sleep with every signal blocked.
+  const auto asleep = [&] { return returned || (waiting != 0 && thread_state(waiting) == 'S'); };
   bool all_handled = true;
   for (int sent = 1; sent <= 100 && all_handled; ++sent) {
+    EXPECT_TRUE(wait_until(asleep));
     pthread_kill(waiter.native_handle(), SIGUSR1);
     all_handled = wait_until([&returned, sent] { return returned || handled >= sent; });
   }

@@ -2,13 +2,20 @@
 #include "hierarchical/workers/supervisor.h"
 
 #include <gtest/gtest.h>
+#include <linux/futex.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <functional>
+#include <memory>
+#include <new>
 #include <string>
+#include <thread>
 
 #include "child_process.h"
+#include "hierarchical/os/shared_region.h"
 
 namespace simpler {
 namespace {
@@ -54,8 +61,25 @@ class SupervisorTest : public ::testing::Test {
   Supervisor supervisor{notes, spare};
   std::pair<Descriptor, Descriptor> log = make_socket_pair();
 
+  SharedRegion region{4096, "test-mark", SharedRegion::Pages::kCommitted};
+  LifeMark& life{*new (region.data()) LifeMark};
+  std::atomic<std::uint32_t>& begun{*new (region.data() + 1024) std::atomic<std::uint32_t>{0}};
+
   void watch(const testing::ChildProcess& child, int index, Descriptor socket = {}) {
     supervisor.watch({index, child.pid(), child.pidfd(), std::move(socket), false});
+  }
+  // A child that holds the mark, watched closely when this returns.
+  std::unique_ptr<testing::ChildProcess> closely(const std::function<int()>& body) {
+    auto child = std::make_unique<testing::ChildProcess>([&] {
+      life.hold();
+      begun.store(1);
+      return body();
+    });
+    supervisor.watch({0, child->pid(), child->pidfd(), {}, false, &life});
+    supervisor.start();
+    EXPECT_TRUE(wait_until([&] { return begun.load() != 0; }));
+    supervisor.watch_ends();
+    return child;
   }
   void send(std::string_view bytes) {
     ASSERT_EQ(write(log.second.get(), bytes.data(), bytes.size()),
@@ -84,6 +108,50 @@ TEST_F(SupervisorTest, AChildWatchedWhileItSleepsIsNoticedAtOnce) {
   watch(child, 7);
   ASSERT_TRUE(notes.wait_for(2));
   EXPECT_EQ(notes.all()[0], "child 7 exited with code 0");
+}
+
+TEST_F(SupervisorTest, CP3_AnEndToldEarlyIsToldOnceAndReapedLater) {
+  const auto child = closely([]() -> int {
+    for (;;) pause();
+  });
+  send_signal(child->pidfd(), SIGKILL);
+  ASSERT_TRUE(notes.wait_for(2));
+  supervisor.stop();
+  EXPECT_EQ(notes.all(), (Strings{"child 0 killed by SIGKILL", "reaped 0"}));
+}
+
+TEST_F(SupervisorTest, AChildWhoseMainThreadHasEndedIsDeadAndIsMadeToEnd) {
+  std::atomic<std::uint32_t> probe{1};
+  const FutexExpectation differs{&probe, 2};
+  if (futex_wait_any({&differs, 1}).kind == FutexAny::Kind::kUnsupported)
+    GTEST_SKIP() << "no futex_waitv";
+  const auto child = closely([]() -> int {
+    std::thread([] {
+      for (;;) pause();
+    }).detach();
+    syscall(SYS_exit, 6);  // the process lives on in its other thread
+    return 0;
+  });
+  ASSERT_TRUE(notes.wait_for(2));
+  EXPECT_EQ(notes.all(), (Strings{"child 0 exited with code 6", "reaped 0"}));
+}
+
+TEST_F(SupervisorTest, AMarkThatLiesChangesNothing) {
+  const auto child = closely([this]() -> int {
+    auto& word = const_cast<std::atomic<std::uint32_t>&>(life.word());
+    word.fetch_or(FUTEX_OWNER_DIED);
+    futex_wake(word, 1);
+    begun.store(2);
+    for (;;) pause();
+  });
+  ASSERT_TRUE(wait_until([&] { return begun.load() == 2; }));
+  testing::ChildProcess other([] { return 0; });
+  watch(other, 1);
+  ASSERT_TRUE(notes.wait_for(2));
+  EXPECT_EQ(notes.all(), (Strings{"child 1 exited with code 0", "reaped 1"}));
+  send_signal(child->pidfd(), SIGTERM);
+  ASSERT_TRUE(notes.wait_for(4));
+  EXPECT_EQ(notes.all()[2], "child 0 killed by SIGTERM (terminated)");
 }
 
 TEST_F(SupervisorTest, FramesCutAnywhereArriveWhole) {

@@ -136,6 +136,30 @@ TEST_F(TaskRingTest, AnOutcomeIsTakenOnceAndOnlyOfAPublishedTask) {
   EXPECT_THROW(ring.wait(0, watchdog(), nullptr, out), Error);
 }
 
+TEST_F(TaskRingTest, OnlyATimedEntryTellsWhenItBeganAndEnded) {
+  const Nanoseconds before = monotonic_now();
+  TaskEntry timed;
+  timed.is_timed = true;
+  ring.fill(timed);
+  ring.fill(TaskEntry{});
+  ring.recall(ring.fill(timed));
+  ring.flush();
+  wait_until([&] { return ring.ended_count() == 3; });
+  const Nanoseconds after = monotonic_now();
+  std::vector<TaskView> views;
+  ring.take_ended([&](std::uint64_t, const TaskView& view) { views.push_back(view); });
+  ASSERT_EQ(views.size(), 3U);
+  EXPECT_EQ(views[0].status, TaskStatus::kDone);
+  EXPECT_GE(views[0].started_ns, before);
+  EXPECT_GE(views[0].ended_ns, views[0].started_ns);
+  EXPECT_EQ(views[1].started_ns, 0);
+  EXPECT_EQ(views[1].ended_ns, 0);
+  EXPECT_EQ(views[2].status, TaskStatus::kSkipped);
+  EXPECT_GE(views[2].started_ns, views[0].ended_ns) << "entries run one after another";
+  EXPECT_GE(views[2].ended_ns, views[2].started_ns);
+  EXPECT_LE(views[2].ended_ns, after);
+}
+
 TEST_F(TaskRingTest, ATaskAfterAFailedOneIsSkippedAndSoIsWhatFollowsIt) {
   std::set<std::uint32_t> ran;
   world.handlers.on_task = [&](std::uint32_t id, std::span<const std::byte>, ReplyWriter& reply) {

@@ -1,8 +1,6 @@
 // Restarts through the spare, with real processes.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <cerrno>
 #include <csignal>
 #include <thread>
 
@@ -13,13 +11,11 @@ namespace simpler {
 namespace {
 
 using testing::ForkedTree;
+using testing::kShutdownBudgetS;
+using testing::no_child_is_left;
 using testing::Order;
 using testing::wait_until;
 using testing::watchdog;
-
-constexpr double kShutdownBudgetS = 1.0;
-
-bool no_child_is_left() { return waitpid(-1, nullptr, WNOHANG) == -1 && errno == ECHILD; }
 
 TEST(WorkerManagerRestart, RestartBringsANewGenerationWithItsOwnCalls) {
   ForkedTree tree(2);

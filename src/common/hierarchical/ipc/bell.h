@@ -11,11 +11,13 @@
 
 namespace simpler {
 
-// REQUIRES: bits != 0. Wakes one sleeper.
+// REQUIRES: bits != 0. Wakes one sleeper; true when there was one.
 template <template <typename> class Atom>
-void bell_ring(Bell<Atom>& bell, std::uint32_t bits) {
+bool bell_ring(Bell<Atom>& bell, std::uint32_t bits) {
   bell.pending.fetch_or(bits, std::memory_order_seq_cst);
-  if (bell.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(bell.pending, 1);
+  if (bell.sleepers.load(std::memory_order_seq_cst) == 0) return false;
+  futex_wake(bell.pending, 1);
+  return true;
 }
 
 // All bits set since the last take; what was written before each ring is visible.

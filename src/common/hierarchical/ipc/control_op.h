@@ -20,7 +20,9 @@ namespace simpler {
   X(COPY_IN, 9)                                                                   \
   X(COPY_OUT, 10)                                                                 \
   X(COPY_PEER, 11)                                                                \
-  X(REGISTER, 12) /* a callable that came after init() */
+  X(REGISTER, 12)         /* a callable that came after init() */                 \
+  X(TRANSFER, 13)         /* arg: the provider's id; lasts as long as it does */  \
+  X(TRANSFER_CONTROL, 14) /* arg: the provider's id; cancel, confirm, reset */
 
 enum class ControlOp : std::uint16_t {
 #define SIMPLER_X(name, code) name = code,

@@ -12,6 +12,10 @@ namespace simpler {
 namespace {
 
 constexpr std::uint32_t kCallSlots = (1U << kLifecycleSlot) - 1;  // all but the lifecycle slot
+// A child woken again sooner than this is in use: each sleep of its caller would cost a wake-up
+// more.
+constexpr Nanoseconds kLongIdle = 500'000;
+
 constexpr std::uint32_t bit(int slot) noexcept { return 1U << static_cast<unsigned>(slot); }
 
 }  // namespace
@@ -62,6 +66,7 @@ void ControlParentEnd::fill(int slot, const ControlRequest& request,
   ControlSlot<>& shared = block_.slots[slot];
   Record& record = records_[static_cast<std::size_t>(slot)];
   record.hold = request.hold;
+  record.sleep_at_once = false;
   record.op.store(request.op, std::memory_order_relaxed);
   record.lane.store(request.lane, std::memory_order_relaxed);
   record.arg.store(request.arg, std::memory_order_relaxed);
@@ -89,24 +94,29 @@ void ControlParentEnd::fill(int slot, const ControlRequest& request,
   counters_.request_bytes.fetch_add(request.payload.size(), std::memory_order_relaxed);
 }
 
-void ControlParentEnd::post(int slot, std::uint64_t request_id) {
+bool ControlParentEnd::post(int slot, std::uint64_t request_id) {
   ControlSlot<>& shared = block_.slots[slot];
   records_[static_cast<std::size_t>(slot)].request_id.store(request_id, std::memory_order_relaxed);
   shared.request_id.store(request_id, std::memory_order_relaxed);
   const Lane lane = shared.lane;
   slot_post(shared);
-  if (lane == Lane::kService) {
-    bell_ring(block_.service_bell, bit(slot));
-  } else {
-    bell_ring(block_.main_bell, bit(slot));
-    // The child sets main_busy, then looks once more for kAny slots: one of the two sees the other.
-    if (lane == Lane::kAny && block_.main_busy.load(std::memory_order_seq_cst) != 0) {
-      bell_ring(block_.service_bell, bit(slot));
-    }
+  const bool is_for_main = lane == Lane::kMain || lane == Lane::kAny;
+  bool woke = bell_ring(is_for_main ? block_.main_bell : block_.service_bell, bit(slot));
+  // The child sets main_busy, then looks once more for kAny slots: one of the two sees the other.
+  if (lane == Lane::kAny && block_.main_busy.load(std::memory_order_seq_cst) != 0) {
+    woke |= bell_ring(block_.service_bell, bit(slot));
   }
   // The child may live on while the tree closes: a slot that it has claimed is its own until it
   // ends.
   if (gone() && slot != kLifecycleSlot && !slot_refuse(shared)) abandon(slot);
+  return woke;
+}
+
+void ControlParentEnd::post_alone(int slot, std::uint64_t request_id) {
+  if (!post(slot, request_id)) return;
+  const Nanoseconds now = monotonic_now();
+  const Nanoseconds before = woke_at_.exchange(now, std::memory_order_relaxed);
+  records_[static_cast<std::size_t>(slot)].sleep_at_once = now - before > kLongIdle;
 }
 
 bool ControlParentEnd::reply_due(int slot) const noexcept {
@@ -115,6 +125,7 @@ bool ControlParentEnd::reply_due(int slot) const noexcept {
 
 bool ControlParentEnd::spin_reply(int slot, Nanoseconds bound) {
   if (!reply_due(slot)) return true;
+  if (records_[static_cast<std::size_t>(slot)].sleep_at_once) return false;
   const Nanoseconds limit = std::min(bound, spin_.bound());
   if (limit <= 0) return false;
   const std::uint64_t seat = spin_sit(tree_, kCallerSeats);
@@ -126,8 +137,9 @@ bool ControlParentEnd::spin_reply(int slot, Nanoseconds bound) {
 
 CallWait ControlParentEnd::wait_reply(int slot, Deadline deadline, Interrupt* interrupt) {
   ControlSlot<>& shared = block_.slots[slot];
+  const bool slept_at_once = records_[static_cast<std::size_t>(slot)].sleep_at_once;
   if (spin_reply(slot, spin_.bound())) {
-    spin_.caught();
+    if (!slept_at_once) spin_.caught();
   } else {
     const Nanoseconds start = monotonic_now();
     while (reply_due(slot)) {
@@ -136,7 +148,7 @@ CallWait ControlParentEnd::wait_reply(int slot, Deadline deadline, Interrupt* in
       if (interrupt != nullptr && interrupt->pending()) return leave(slot, true);
       if (deadline.passed()) return leave(slot, false);
     }
-    spin_.slept(monotonic_now() - start);
+    if (!slept_at_once) spin_.slept(monotonic_now() - start);
   }
   if (shared.state.load(std::memory_order_acquire) == raw(SlotState::kReplied))
     return CallWait::kOk;

@@ -80,8 +80,12 @@ class ControlParentEnd {
   // Fills a slot held by the caller. With `staged` the request already lies in a block; else it
   // must fit inline.
   void fill(int slot, const ControlRequest& request, std::shared_ptr<StagedBlock> staged);
-  // The request becomes the child's. Ids must grow in the order of posts to one child.
-  void post(int slot, std::uint64_t request_id);
+  // The request becomes the child's. Ids must grow in the order of posts to one child. True when
+  // the child was asleep.
+  bool post(int slot, std::uint64_t request_id);
+  // As post, for a caller that waits for this reply alone: it does not spin while a child that has
+  // slept for long wakes up, which needs a core and may be given the caller's.
+  void post_alone(int slot, std::uint64_t request_id);
   // Spins at most `bound` for the reply, without leaving the seat limit; for callers that hold a
   // lock.
   bool spin_reply(int slot, Nanoseconds bound);
@@ -132,6 +136,7 @@ class ControlParentEnd {
     std::uint64_t hold = 0;
     std::shared_ptr<StagedBlock> staged;
     bool large_reply = false;
+    bool sleep_at_once = false;
     std::atomic<bool> abandoned{false};  // nobody but reclaim_abandoned has the slot
   };
 
@@ -145,6 +150,7 @@ class ControlParentEnd {
   std::atomic<int> abandoned_{0};  // at least the slots in kAbandoned or kLate
   std::atomic<bool> gone_{false};
   std::atomic<int> async_waiting_{0};
+  std::atomic<Nanoseconds> woke_at_{0};  // when a lone call last woke the child
   std::array<Record, kControlSlots> records_;
   ControlCounters counters_;
 };

@@ -28,6 +28,8 @@ constexpr SlotState posted_for(Lane lane) noexcept {
       return SlotState::kPostedMain;
     case Lane::kService:
       return SlotState::kPostedService;
+    case Lane::kTransfer:
+      return SlotState::kPostedTransfer;
     case Lane::kAny:
       break;
   }
@@ -55,7 +57,7 @@ bool slot_move(ControlSlot<Atom>& slot, SlotState from, SlotState to) {
   return slot.state.compare_exchange_strong(expected, raw(to), std::memory_order_seq_cst);
 }
 
-// Claims a request for `lane`, the claiming thread's own (kMain or kService), or one for kAny.
+// Claims a request for `lane`, which the claiming thread serves, or one for kAny.
 template <template <typename> class Atom>
 bool slot_claim(ControlSlot<Atom>& slot, Lane lane) {
   std::uint32_t expected = raw(posted_for(lane));
@@ -94,6 +96,7 @@ template <template <typename> class Atom>
 bool slot_refuse(ControlSlot<Atom>& slot) {
   return slot_move(slot, SlotState::kPostedMain, SlotState::kPeerGone) ||
          slot_move(slot, SlotState::kPostedService, SlotState::kPeerGone) ||
+         slot_move(slot, SlotState::kPostedTransfer, SlotState::kPeerGone) ||
          slot_move(slot, SlotState::kPostedAny, SlotState::kPeerGone);
 }
 

@@ -18,7 +18,7 @@
 
 namespace simpler {
 
-inline constexpr std::uint32_t kLayoutVersion = 1;
+inline constexpr std::uint32_t kLayoutVersion = 6;
 inline constexpr std::size_t kCacheLine = 64;
 inline constexpr int kControlSlots = 24;
 inline constexpr int kLifecycleSlot =
@@ -42,21 +42,23 @@ struct alignas(kCacheLine) Bell {
 };
 
 enum class SlotState : std::uint32_t {
-  kIdle,           // the parent's to fill
-  kPostedMain,     // for Lane::kMain: the child may claim it, the parent may withdraw it
-  kPostedService,  // for Lane::kService, likewise
-  kPostedAny,      // for Lane::kAny, likewise
-  kRunning,        // claimed
-  kReplied,        // the reply fields are valid
-  kAbandoned,      // claimed, and nobody waits for the reply any more
-  kLate,           // abandoned, and the handler has ended (or died): free to reclaim
-  kPeerGone,       // the child is reaped or the tree is closing: no reply will come
+  kIdle,            // the parent's to fill
+  kPostedMain,      // for Lane::kMain: the child may claim it, the parent may withdraw it
+  kPostedService,   // for Lane::kService, likewise
+  kPostedTransfer,  // for Lane::kTransfer, likewise
+  kPostedAny,       // for Lane::kAny, likewise
+  kRunning,         // claimed
+  kReplied,         // the reply fields are valid
+  kAbandoned,       // claimed, and nobody waits for the reply any more
+  kLate,            // abandoned, and the handler has ended (or died): free to reclaim
+  kPeerGone,        // the child is reaped or the tree is closing: no reply will come
 };
 
 enum class Lane : std::uint8_t {
-  kMain,     // exclusive: between tasks on the child's main thread
-  kService,  // concurrent: on a service thread
-  kAny,      // answered in C++ by whichever thread is free first
+  kMain,      // exclusive: between tasks on the child's main thread
+  kService,   // concurrent: on a service thread, so many at once
+  kTransfer,  // on a service thread, however many there are
+  kAny,       // answered in C++ by whichever thread is free first
 };
 
 enum class ReplyStatus : std::uint32_t {
@@ -93,26 +95,33 @@ struct alignas(kCacheLine) ControlSlot {
 };
 
 enum class TaskStatus : std::uint32_t { kNone, kDone, kFailed, kSkipped };
-inline constexpr std::uint32_t kTaskSkip = 1;  // TaskSlot::flags: a task it follows has failed
+// TaskSlot::flags
+inline constexpr std::uint32_t kTaskSkip = 1;   // a task it follows has failed
+inline constexpr std::uint32_t kTaskClaim = 2;  // the child claims it, so that it can be taken back
+inline constexpr std::uint32_t kTaskTimed = 4;  // somebody wants to know when it ended
 
 template <template <typename> class Atom = std::atomic>
 struct alignas(kCacheLine) TaskSlot {
   std::uint64_t seq =
-      0;  // from 1; parent writes before TaskRing::published covers it, like the next six
-  std::uint64_t after =
-      0;  // the task of this ring whose failure makes the child skip this one; 0: none
+      0;  // from 1; parent writes before TaskRing::published covers it, like the next five
+  // Bit i: entry seq - 1 - i; the child skips this one when any of them did not succeed.
+  std::uint64_t after_mask = 0;
   std::uint32_t callable_id = 0;
   std::uint32_t flags = 0;
   std::uint64_t args_bytes = 0;
   std::uint64_t args_offset = kInline;
-  std::uint64_t reserved[3] = {};
+  // Parent, at any time: seq, when the entry is to be skipped unless it has begun. With kTaskClaim
+  // either side changes it from 0, and whoever comes first has its way.
+  Atom<std::uint64_t> recalled{0};
+  std::uint64_t reserved[2] = {};
   // second line: child writes before TaskRing::completed covers it
   std::uint32_t status = 0;  // TaskStatus
   std::uint32_t reserved2 = 0;
   std::uint64_t result_bytes = 0;
   std::uint64_t result_offset = kInline;
-  Atom<std::int64_t> started_ns{0};
+  Atom<std::int64_t> started_ns{0};   // CLOCK_MONOTONIC
   std::byte bytes[kTaskInlineBytes];  // the arguments, then the result
+  Atom<std::int64_t> ended_ns{0};     // with kTaskTimed; at the end, since few entries touch it
 };
 
 // Tasks run in order, so two counters say everything.
@@ -120,6 +129,7 @@ template <template <typename> class Atom = std::atomic>
 struct TaskRing {
   alignas(kCacheLine) Atom<std::uint64_t> published{0};  // parent: entries 1..published are filled
   Atom<std::uint64_t> retired{0};  // parent: results up to here have been read
+  Atom<std::uint64_t> wake_at{0};  // parent: who sleeps on all rings need not hear of ends before
   alignas(kCacheLine) Atom<std::uint64_t> completed{0};  // child: entries 1..completed have ended
   Atom<std::uint64_t> begun{0};  // child: completed, or completed + 1 while one runs
   alignas(kCacheLine) Atom<std::uint32_t> event{
@@ -153,6 +163,8 @@ struct alignas(4096) TreeHeader {
   std::uint32_t spin_limit = 0;                         // spinners allowed at once; 0: never spin
   alignas(kCacheLine) Atom<std::uint64_t> spinners{0};  // a bit each (spin.h)
   Bell<Atom> async_bell;  // bit 0: something ended that no thread waits for
+  // Changes when a task of any ring ends while somebody sleeps here (task_protocol.h).
+  ReleaseEvent<Atom> tasks_ended;
 };
 
 static_assert(std::is_standard_layout_v<ControlSlot<>>);
@@ -162,5 +174,6 @@ static_assert(offsetof(ControlSlot<>, arg) == kCacheLine,
               "the words of a small call share two lines");
 static_assert(sizeof(ControlSlot<>) % kCacheLine == 0);
 static_assert(offsetof(TaskSlot<>, status) == kCacheLine);
+static_assert(kTaskSlots <= 64, "the last kTaskSlots entries have a bit each in after_mask");
 
 }  // namespace simpler

@@ -19,7 +19,8 @@ TaskRingParentEnd::TaskRingParentEnd(TreeHeader<>& tree, ChildBlock<>& block,
       spin_(spin_bound) {}
 
 bool TaskRingParentEnd::has_room() const {
-  return published_.load(std::memory_order_relaxed) - retired_ < kTaskSlots;
+  return published_.load(std::memory_order_relaxed) - retired_.load(std::memory_order_relaxed) <
+         kTaskSlots;
 }
 
 bool TaskRingParentEnd::has_failed(std::uint64_t after) const {
@@ -59,7 +60,7 @@ TaskWait TaskRingParentEnd::publish(std::uint32_t callable_id, std::span<const s
         seq = published_.load(std::memory_order_relaxed) + 1;
         TaskSlot<>& slot = ring_slot(block_.ring, seq);
         slot.seq = seq;
-        slot.after = after;
+        slot.after_mask = after == 0 ? 0 : after_bit(seq, after);
         slot.callable_id = callable_id;
         slot.flags = has_failed(after) ? kTaskSkip : 0;
         slot.args_bytes = args.size();
@@ -67,6 +68,7 @@ TaskWait TaskRingParentEnd::publish(std::uint32_t callable_id, std::span<const s
         if (!staged && !args.empty()) std::memcpy(slot.bytes, args.data(), args.size());
         outstanding_[(seq - 1) % kTaskSlots] = {callable_id, std::move(staged)};
         published_.store(seq, std::memory_order_relaxed);
+        filled_ = seq;
         ring_publish(block_.ring, seq);
         break;
       }
@@ -81,7 +83,8 @@ TaskWait TaskRingParentEnd::publish(std::uint32_t callable_id, std::span<const s
   return TaskWait::kOk;
 }
 
-TaskOutcome TaskRingParentEnd::read_outcome(const TaskSlot<>& slot) const {
+TaskView TaskRingParentEnd::view_of(std::uint64_t seq) const {
+  const TaskSlot<>& slot = ring_slot(block_.ring, seq);
   const std::uint32_t status = slot.status;  // once each: the child may change its mind
   const std::uint64_t nbytes = slot.result_bytes;
   const std::uint64_t offset = slot.result_offset;
@@ -89,30 +92,70 @@ TaskOutcome TaskRingParentEnd::read_outcome(const TaskSlot<>& slot) const {
   const bool inline_ok = offset == kInline && nbytes <= kTaskInlineBytes;
   if (status == 0 || status > static_cast<std::uint32_t>(TaskStatus::kSkipped) ||
       (!inline_ok && !space_.reply_contains(offset, nbytes))) {
-    return {};  // wait() says so to whoever asks for this task
+    return {};  // whoever asks for this task is told
   }
   if (offset != kInline) from = payload_.data() + offset;
-  return {static_cast<TaskStatus>(status), std::vector<std::byte>(from, from + nbytes)};
+  TaskView view{static_cast<TaskStatus>(status), {from, nbytes}};
+  if (outstanding_[(seq - 1) % kTaskSlots].is_timed) {
+    view.started_ns = slot.started_ns.load(std::memory_order_relaxed);
+    view.ended_ns = slot.ended_ns.load(std::memory_order_relaxed);
+  }
+  return view;
+}
+
+void TaskRingParentEnd::retire(bool has_read_large) {
+  block_.ring.retired.store(retired_.load(std::memory_order_relaxed), std::memory_order_release);
+  if (has_read_large) release_notify(block_.replies_released);
+  if (block_.ring.waiters.load(std::memory_order_seq_cst) != 0)
+    ring_notify(block_.ring);  // room for publishers
 }
 
 void TaskRingParentEnd::collect() {
-  // What the child claims beyond the published entries is not believed.
-  const std::uint64_t completed = std::min(block_.ring.completed.load(std::memory_order_acquire),
-                                           published_.load(std::memory_order_relaxed));
-  if (retired_ >= completed) return;
-  bool large = false;
-  while (retired_ < completed) {
-    const std::uint64_t seq = retired_ + 1;
-    const TaskSlot<>& slot = ring_slot(block_.ring, seq);
-    large = large || slot.result_offset != kInline;
-    finished_.emplace(seq, read_outcome(slot));  // may throw, and then it is still to be collected
-    retired_ = seq;
-    outstanding_[(seq - 1) % kTaskSlots].staged.reset();
+  take_ended_locked([this](std::uint64_t seq, const TaskView& view) {
+    finished_.emplace(seq, TaskOutcome{view.status, std::vector<std::byte>(view.bytes.begin(),
+                                                                           view.bytes.end())});
+  });
+}
+
+std::uint64_t TaskRingParentEnd::fill(TaskEntry entry) {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t seq = filled_ + 1;
+  TaskSlot<>& slot = ring_slot(block_.ring, seq);
+  slot.seq = seq;
+  slot.after_mask = entry.after_mask;
+  slot.callable_id = entry.callable_id;
+  slot.flags = (entry.is_claimed ? kTaskClaim : 0) | (entry.is_timed ? kTaskTimed : 0);
+  slot.recalled.store(0, std::memory_order_relaxed);
+  slot.args_bytes = entry.args.size();
+  slot.args_offset = entry.staged ? entry.staged->offset() : kInline;
+  if (!entry.staged && !entry.args.empty()) {
+    std::memcpy(slot.bytes, entry.args.data(), entry.args.size());
   }
-  block_.ring.retired.store(retired_, std::memory_order_release);
-  if (large) release_notify(block_.replies_released);
-  if (block_.ring.waiters.load(std::memory_order_seq_cst) != 0)
-    ring_notify(block_.ring);  // room for publishers
+  const std::size_t inline_bytes = entry.staged ? 0 : entry.args.size();
+  outstanding_[(seq - 1) % kTaskSlots] = {entry.callable_id, std::move(entry.staged), inline_bytes,
+                                          entry.is_timed};
+  filled_ = seq;
+  return seq;
+}
+
+void TaskRingParentEnd::flush() {
+  if (filled_ == published_.load(std::memory_order_relaxed)) return;
+  published_.store(filled_, std::memory_order_relaxed);
+  ring_publish(block_.ring, filled_);
+  bell_ring(block_.main_bell, kRingBit);
+}
+
+void TaskRingParentEnd::recall(std::uint64_t seq) {
+  TaskSlot<>& slot = ring_slot(block_.ring, seq);
+  std::uint64_t open = 0;  // not one that has been claimed
+  slot.recalled.compare_exchange_strong(open, seq, std::memory_order_relaxed);
+}
+
+bool TaskRingParentEnd::take_back(std::uint64_t seq, std::span<const std::byte>& args) {
+  TaskSlot<>& slot = ring_slot(block_.ring, seq);
+  if (!ring_take_back(slot, seq)) return false;
+  args = {slot.bytes, outstanding_[(seq - 1) % kTaskSlots].inline_bytes};
+  return true;
 }
 
 bool TaskRingParentEnd::spin(std::uint64_t seq, Nanoseconds bound) {
@@ -184,7 +227,8 @@ void TaskRingParentEnd::reset() {
   collect();  // what the dead child had finished can still be asked for
   const std::uint64_t last = published_.load(std::memory_order_relaxed);
   lost_before_ = last;
-  retired_ = last;
+  filled_ = last;
+  retired_.store(last, std::memory_order_relaxed);
   for (Outstanding& entry : outstanding_) entry.staged.reset();
   block_.ring.retired.store(last, std::memory_order_relaxed);
   block_.ring.completed.store(last, std::memory_order_relaxed);

@@ -34,6 +34,11 @@ struct ScalarRecord {
 };
 static_assert(sizeof(ScalarRecord) == 16);
 
+// Where the bits of scalar `index` are in a task that has nothing but scalars.
+constexpr std::size_t scalar_place(std::size_t index) noexcept {
+  return sizeof(TaskHeader) + index * sizeof(ScalarRecord) + offsetof(ScalarRecord, bits);
+}
+
 struct TensorRecord {  // followed by ndim shapes and ndim strides, int64 each
   std::uint32_t kind;
   std::int32_t ndim;

@@ -77,18 +77,18 @@ struct Mount {
 };
 
 std::optional<Mount> find_mount(const std::string& process_dir, const std::string& controller) {
+  const std::string_view type_field = controller.empty() ? " - cgroup2 " : " - cgroup ";
   std::ifstream file(process_dir + "/mountinfo");
   for (std::string line; std::getline(file, line);) {
-    const std::size_t dash = line.find(" - ");
-    if (dash == std::string::npos) continue;
+    const std::size_t dash = line.find(type_field);
+    if (dash == std::string::npos) continue;  // most lines: they cost no more than this
     std::istringstream head(line.substr(0, dash));
     std::istringstream tail(line.substr(dash + 3));
     std::string skipped, root, point, type, source, options;
     head >> skipped >> skipped >> skipped >> root >> point;
     tail >> type >> source >> options;
-    const bool wanted =
-        controller.empty() ? type == "cgroup2" : type == "cgroup" && lists(options, controller);
-    if (wanted) return Mount{unescape(root), unescape(point)};
+    if (controller.empty() || lists(options, controller))
+      return Mount{unescape(root), unescape(point)};
   }
   return std::nullopt;
 }

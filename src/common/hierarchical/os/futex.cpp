@@ -6,10 +6,24 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+
+#ifndef SYS_futex_waitv
+#define SYS_futex_waitv 449
+#endif
 
 namespace simpler {
 namespace {
+
+// struct futex_waitv, which headers older than Linux 5.16 lack.
+struct WaitEntry {
+  std::uint64_t expected;
+  std::uint64_t address;
+  std::uint32_t flags;
+  std::uint32_t reserved;
+};
+constexpr std::uint32_t kWordOf32Bits = 2;  // FUTEX_32, and not FUTEX_PRIVATE
 
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
@@ -45,6 +59,18 @@ FutexResult futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t exp
     default:
       return FutexResult::kWoken;
   }
+}
+
+FutexAny futex_wait_any(std::span<const FutexExpectation> words) noexcept {
+  std::array<WaitEntry, kMaxFutexExpectations> entries;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    entries[i] = {words[i].expected, reinterpret_cast<std::uintptr_t>(words[i].word), kWordOf32Bits,
+                  0};
+  }
+  const long woken = syscall(SYS_futex_waitv, entries.data(), words.size(), 0U, nullptr, 0);
+  if (woken >= 0) return {FutexAny::Kind::kWoken, static_cast<std::size_t>(woken)};
+  if (errno == EAGAIN || errno == EINTR) return {FutexAny::Kind::kLookAgain};
+  return {FutexAny::Kind::kUnsupported};
 }
 
 void futex_wake(const std::atomic<std::uint32_t>& word, int count) noexcept {

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "hierarchical/base/deadline.h"
 
@@ -21,6 +23,26 @@ enum class FutexResult : std::uint8_t {
 // signal.
 FutexResult futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
                        Deadline deadline) noexcept;
+
+// Several words to sleep on at once.
+struct FutexExpectation {
+  const std::atomic<std::uint32_t>* word;
+  std::uint32_t expected;
+};
+inline constexpr std::size_t kMaxFutexExpectations = 128;  // the kernel's limit
+
+struct FutexAny {
+  enum class Kind : std::uint8_t {
+    kWoken,        // somebody woke the sleepers of the word at `position`
+    kLookAgain,    // a word did not hold what was expected, or a signal handler ran
+    kUnsupported,  // Linux older than 5.16, or the call is forbidden
+  };
+  Kind kind;
+  std::size_t position = 0;
+};
+
+// Sleeps while every word holds what is expected. REQUIRES: at most kMaxFutexExpectations.
+FutexAny futex_wait_any(std::span<const FutexExpectation> words) noexcept;
 
 // Wakes at most `count` sleepers.
 void futex_wake(const std::atomic<std::uint32_t>& word, int count) noexcept;

@@ -1,5 +1,6 @@
 #include "hierarchical/os/process.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -11,10 +12,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <system_error>
@@ -250,6 +254,36 @@ ExitStatus wait_for_exit(int pidfd, int more_options) noexcept {
 ExitStatus exit_status(int pidfd) noexcept { return wait_for_exit(pidfd, WNOWAIT); }
 
 ExitStatus reap(int pidfd) noexcept { return wait_for_exit(pidfd, 0); }
+
+std::optional<ExitStatus> exiting_status(int pidfd, pid_t pid) noexcept {
+  constexpr int kFlagsField = 9, kExitCodeField = 52;  // as proc(5) counts them
+  constexpr long kExiting = 0x4;                       // the kernel's PF_EXITING
+  std::array<char, 4096> line;
+  const std::string path = "/proc/" + std::to_string(pid) + "/stat";
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.valid()) return std::nullopt;
+  const ssize_t length = read(file.get(), line.data(), line.size() - 1);
+  if (length <= 0) return std::nullopt;
+  line[static_cast<std::size_t>(length)] = '\0';
+  const char* at = std::strrchr(line.data(), ')');  // the name before it may hold anything
+  if (at == nullptr) return std::nullopt;
+  long exit_code = 0;
+  for (int field = 3; field <= kExitCodeField; ++field) {
+    at = std::strchr(at, ' ');
+    if (at == nullptr) return std::nullopt;
+    ++at;
+    if (field != kFlagsField && field != kExitCodeField) continue;
+    const long value = std::strtol(at, nullptr, 10);
+    if (field == kFlagsField && (value & kExiting) == 0) return std::nullopt;
+    if (field == kExitCodeField) exit_code = value;
+  }
+  // Not reaped until now: what was read is about this process and no later one of its number.
+  if (exit_code == 0 || !send_signal(pidfd, 0)) return std::nullopt;
+  const int status = static_cast<int>(exit_code);
+  if (WIFEXITED(status)) return ExitStatus{ExitStatus::Kind::kExited, WEXITSTATUS(status), false};
+  if (!WIFSIGNALED(status)) return std::nullopt;
+  return ExitStatus{ExitStatus::Kind::kSignalled, WTERMSIG(status), WCOREDUMP(status) != 0};
+}
 
 std::string describe_exit(const ExitStatus& status) {
   switch (status.kind) {

@@ -52,8 +52,12 @@ struct ExitStatus {
 // How a child of this process has ended (waitid P_PIDFD); it stays to be reaped.
 // kTakenByAnotherWaiter on ECHILD. REQUIRES: wait_process_end() has returned true.
 ExitStatus exit_status(int pidfd) noexcept;
-// The same, and reaps it. May take long: while anyone reads /proc/PID, the kernel tries again and
-// again to drop its entries there (measured: up to a second on a busy machine).
+// How a process ends that is on its way out and has not been reaped yet, before it can be reaped;
+// nullopt when it is not on its way out, or the kernel does not say how (also for exit code 0,
+// which it shows to those as well who may not know).
+std::optional<ExitStatus> exiting_status(int pidfd, pid_t pid) noexcept;
+// The same as exit_status, and reaps it. May take long: while anyone reads /proc/PID, the kernel
+// tries again and again to drop its entries there (measured: up to a second on a busy machine).
 ExitStatus reap(int pidfd) noexcept;
 
 // "exited with code 3", "killed by SIGSEGV (segmentation fault)", "killed by SIGABRT (aborted)",

@@ -24,4 +24,9 @@ class SignalsBlocked {
 // std::system_error.
 std::thread start_quiet_thread(const std::string& name, std::function<void()> body);
 
+// The calling thread, which works little and seldom, is to run soon when it is woken beside threads
+// that compute: it asks for the shortest slices there are (0.1 ms, since Linux 6.12; earlier
+// kernels ignore it), and whose slice is shorter preempts.
+void ask_for_short_slices() noexcept;
+
 }  // namespace simpler

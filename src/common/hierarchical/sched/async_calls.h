@@ -24,10 +24,21 @@
 namespace simpler {
 
 struct AsyncEvent {
-  enum class Kind : std::uint8_t { kReply, kLog, kLogsLost, kDied, kEnded };
+  enum class Kind : std::uint8_t {
+    kReply,
+    kLog,
+    kLogsLost,
+    kDied,
+    kEnded,
+    kRunDone,
+    kTurnCame,
+    kBuffersIdle
+  };
   Kind kind = Kind::kReply;
   int worker = -1;
-  std::uint64_t number = 0;          // kReply: the token; kEnded: the hold; kLogsLost: how many
+  // kReply: the token; kEnded: the hold; kLogsLost: how many; kRunDone and kTurnCame: generation
+  // and slot
+  std::uint64_t number = 0;
   std::vector<std::byte> bytes;      // the reply, or the log frame
   std::string text;                  // kDied
   std::unique_ptr<CallError> error;  // kReply: why there is none

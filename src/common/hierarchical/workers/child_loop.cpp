@@ -18,25 +18,21 @@ constexpr Nanoseconds kNoDeadline = Deadline::kForever;  // for as long as the p
 
 constexpr std::uint32_t bit(int slot) noexcept { return 1U << static_cast<unsigned>(slot); }
 
-// A bell's bit may be older than what is in the slot now: only the state says for whom it is
-// posted.
-bool waits_for(const ControlSlot<>& slot, Lane lane) noexcept {
-  const std::uint32_t state = slot.state.load(std::memory_order_acquire);
-  return state == raw(posted_for(lane)) || state == raw(SlotState::kPostedAny);
-}
+enum class Fit : std::uint8_t { kNow, kLater, kNever };
 
-// The oldest request for `lane` among the slots in `pending`, or -1. Clears the bits that are
-// stale.
-int oldest(const ChildBlock<>& block, Lane lane, std::uint32_t& pending) noexcept {
+// The oldest request among the slots in `pending` that fits now, or -1. Clears the bits of those
+// that never will: a bell's bit may be older than what is in the slot now, and only the state says
+// for whom it is posted.
+template <typename FitOf>
+int oldest(const ChildBlock<>& block, std::uint32_t& pending, FitOf fit_of) noexcept {
   int found = -1;
   std::uint64_t found_id = std::numeric_limits<std::uint64_t>::max();
   for (std::uint32_t left = pending; left != 0; left &= left - 1) {
     const int slot = std::countr_zero(left);
     const ControlSlot<>& shared = block.slots[slot];
-    if (!waits_for(shared, lane)) {  // withdrawn, or served by another thread
-      pending &= ~bit(slot);
-      continue;
-    }
+    const Fit fit = fit_of(SlotState{shared.state.load(std::memory_order_acquire)});
+    if (fit == Fit::kNever) pending &= ~bit(slot);  // withdrawn, or served by another thread
+    if (fit != Fit::kNow) continue;
     const std::uint64_t id = shared.request_id.load(std::memory_order_relaxed);
     if (id < found_id) {
       found_id = id;
@@ -44,6 +40,22 @@ int oldest(const ChildBlock<>& block, Lane lane, std::uint32_t& pending) noexcep
     }
   }
   return found;
+}
+
+int oldest_for_main(const ChildBlock<>& block, std::uint32_t& pending) noexcept {
+  return oldest(block, pending, [](SlotState state) {
+    return state == SlotState::kPostedMain || state == SlotState::kPostedAny ? Fit::kNow
+                                                                             : Fit::kNever;
+  });
+}
+
+int oldest_for_service(const ChildBlock<>& block, std::uint32_t& pending,
+                       bool may_be_handler) noexcept {
+  return oldest(block, pending, [may_be_handler](SlotState state) {
+    if (state == SlotState::kPostedService) return may_be_handler ? Fit::kNow : Fit::kLater;
+    return state == SlotState::kPostedTransfer || state == SlotState::kPostedAny ? Fit::kNow
+                                                                                 : Fit::kNever;
+  });
 }
 
 }  // namespace
@@ -97,7 +109,7 @@ void ChildLoop::run() {
       __builtin_prefetch(&first.arg, 0);
       serve_any();
     }
-    const int slot = pending_ != 0 ? oldest(block_, Lane::kMain, pending_) : -1;
+    const int slot = pending_ != 0 ? oldest_for_main(block_, pending_) : -1;
     const std::uint64_t seq = ring_available(block_.ring, completed_);
     if (slot >= 0 && (task_was_last_ || seq == 0)) {
       task_was_last_ = false;
@@ -205,7 +217,7 @@ void ChildLoop::run_task(std::uint64_t seq) {
   block_.ring.begun.store(seq, std::memory_order_release);
   TaskStatus status = TaskStatus::kSkipped;
   ReplyWriter reply(arena_, {-1, seq}, slot.bytes, kNoDeadline);
-  if (!ring_must_skip(block_.ring, slot)) {
+  if (!ring_must_skip(slot, failed_)) {
     const std::byte* args =
         slot.args_offset == kInline ? slot.bytes : payload_.data() + slot.args_offset;
     handler_.task(slot.callable_id, {args, slot.args_bytes}, reply);
@@ -214,9 +226,13 @@ void ChildLoop::run_task(std::uint64_t seq) {
   slot.result_bytes = reply.nbytes();
   slot.result_offset = reply.offset();
   slot.status = static_cast<std::uint32_t>(status);
+  if ((slot.flags & kTaskTimed) != 0)
+    slot.ended_ns.store(monotonic_now(), std::memory_order_relaxed);
   completed_ = seq;
+  failed_ = ring_note_end(failed_, status);
   block_.main_busy.store(0, std::memory_order_seq_cst);
   ring_complete(block_.ring, seq);
+  tasks_tell(tree_.tasks_ended, block_.ring, seq);
   handler_.replied();
 }
 
@@ -239,26 +255,55 @@ void ChildLoop::try_start_service_thread() noexcept {
 
 int ChildLoop::next_concurrent() {
   service_pending_ |= bell_take(block_.service_bell);
-  const int slot = service_pending_ != 0 ? oldest(block_, Lane::kService, service_pending_) : -1;
+  if (service_pending_ == 0) return -1;
+  const auto has_room = [this] { return handlers_.load() < kConcurrentHandlers; };
+  bool may_be_handler = has_room();
+  if (!may_be_handler) {
+    is_handler_waiting_.store(true);  // before the second look: see end_handler()
+    may_be_handler = has_room();
+  }
+  const int slot = oldest_for_service(block_, service_pending_, may_be_handler);
   if (slot >= 0) service_pending_ &= ~bit(slot);
   return slot;
 }
 
+void ChildLoop::end_handler() {
+  handlers_.fetch_sub(1);
+  // Wakes whoever waits for work; no request of this lane is ever in that slot.
+  if (is_handler_waiting_.exchange(false)) bell_ring(block_.service_bell, bit(kLifecycleSlot));
+}
+
 void ChildLoop::serve_concurrent() {
   for (;;) {
-    int slot = -1;
-    {
-      const std::lock_guard lock(service_mutex_);
-      while ((slot = next_concurrent()) < 0) bell_sleep(block_.service_bell, Deadline::never());
-      // The next leader takes what is left; make sure that there is one.
-      if (service_idle_.fetch_sub(1) == 1 && service_threads_.load() < kServiceThreads)
-        try_start_service_thread();
+    Lane lane = Lane::kTransfer;
+    bool is_more_left = false;
+    const int slot = take_concurrent(lane, is_more_left);
+    if (slot < 0) {
+      bell_sleep(block_.service_bell, Deadline::never());
+      continue;
     }
-    serve_control(slot, Lane::kService);
+    if (is_more_left) bell_ring(block_.service_bell, bit(kLifecycleSlot));  // for another thread
+    serve_control(slot, lane);
+    if (lane == Lane::kService) end_handler();
     // The main thread gives the pages back, and may be asleep without a time to wake up.
     if (arena_.wants_trim()) bell_ring(block_.main_bell, kRingBit);
     service_idle_.fetch_add(1);
   }
+}
+
+int ChildLoop::take_concurrent(Lane& lane, bool& is_more_left) {
+  const std::lock_guard lock(service_mutex_);
+  const int slot = next_concurrent();
+  if (slot < 0) return slot;
+  if (block_.slots[slot].state.load() == raw(SlotState::kPostedService)) {
+    lane = Lane::kService;
+    handlers_.fetch_add(1);
+  }
+  is_more_left = service_pending_ != 0;
+  // Somebody must be there for the next request.
+  if (service_idle_.fetch_sub(1) == 1 && service_threads_.load() < kControlSlots)
+    try_start_service_thread();
+  return slot;
 }
 
 }  // namespace simpler

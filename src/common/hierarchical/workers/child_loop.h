@@ -1,9 +1,10 @@
 // What a child does all its life: wait without the GIL, answer control requests, run tasks in
 // order.
 //
-// The main thread runs tasks and exclusive handlers one at a time (CP-10); up to kServiceThreads
-// service threads run concurrent handlers and answer PING and ECHO while the main thread is busy. A
-// waiting handler runs when the running task ends, before the next; then a task gets its turn.
+// The main thread runs tasks and exclusive handlers one at a time (CP-10). Service threads run
+// concurrent handlers, up to kConcurrentHandlers at once, beside them transfers, which wait for no
+// handler, and answer PING and ECHO while the main thread is busy. A waiting handler runs when the
+// running task ends, before the next; then a task gets its turn.
 //
 // Thread safety: run() on the child's main thread, once.
 // Fork: constructed in the child. Service threads start there, on demand.
@@ -70,7 +71,7 @@ class ChildHandler {
 
 class ChildLoop {
  public:
-  static constexpr int kServiceThreads = 4;
+  static constexpr int kConcurrentHandlers = 4;
 
   // `seat` is this child's bit of TreeHeader::spinners, or 0.
   ChildLoop(TreeHeader<>& tree, ChildBlock<>& block, const SharedRegion& payload,
@@ -93,6 +94,8 @@ class ChildLoop {
 
   void serve_concurrent();  // body of a service thread
   int next_concurrent();    // REQUIRES: service_mutex_ held
+  int take_concurrent(Lane& lane, bool& is_more_left);
+  void end_handler();
   void start_service_thread();
   void try_start_service_thread() noexcept;
 
@@ -106,13 +109,16 @@ class ChildLoop {
   std::uint64_t seat_ = 0;       // held now; main thread
   std::uint32_t pending_ = 0;    // taken from the main bell, not yet served; main thread
   std::uint64_t completed_ = 0;  // main thread
+  std::uint64_t failed_ = 0;     // ring_note_end of the entries up to completed_; main thread
   bool task_was_last_ = true;    // main thread
   bool stopped_ = false;         // main thread
 
-  std::mutex service_mutex_;           // held by the one service thread that waits for work
+  std::mutex service_mutex_;
   std::uint32_t service_pending_ = 0;  // guarded by service_mutex_
   std::atomic<int> service_threads_{0};
   std::atomic<int> service_idle_{0};
+  std::atomic<int> handlers_{0};                 // concurrent ones that run
+  std::atomic<bool> is_handler_waiting_{false};  // for one of them to end
 };
 
 }  // namespace simpler

@@ -32,16 +32,20 @@ std::size_t half_of(std::size_t max_payload, int children) {
 TreeMemory::TreeMemory(int children, std::size_t max_payload, std::size_t heap_bytes,
                        const std::string& name)
     : half_bytes_(half_of(max_payload, children)),
-      control_(sizeof(TreeHeader<>) + static_cast<std::size_t>(children) * sizeof(ChildBlock<>),
+      control_(sizeof(TreeHeader<>) +
+                   static_cast<std::size_t>(children) * (sizeof(ChildBlock<>) + sizeof(LifeMark)),
                name + "-control", SharedRegion::Pages::kCommitted),
       payload_(std::max(1UL, static_cast<std::size_t>(children)) * 2 * half_bytes_,
                name + "-payload", SharedRegion::Pages::kSparse),
       heap_(
           std::make_shared<SharedRegion>(heap_bytes, name + "-heap", SharedRegion::Pages::kSparse)),
-      header_(new (control_.data()) TreeHeader<>) {
+      header_(new (control_.data()) TreeHeader<>),
+      lives_(control_.data() + sizeof(TreeHeader<>) +
+             static_cast<std::size_t>(children) * sizeof(ChildBlock<>)) {
   for (int i = 0; i < children; ++i) {
     new (control_.data() + sizeof(TreeHeader<>) +
          static_cast<std::size_t>(i) * sizeof(ChildBlock<>)) ChildBlock<>;
+    new (lives_ + static_cast<std::size_t>(i) * sizeof(LifeMark)) LifeMark;
   }
 }
 
@@ -49,6 +53,11 @@ ChildBlock<>& TreeMemory::block(int index) const noexcept {
   std::byte* at = control_.data() + sizeof(TreeHeader<>) +
                   static_cast<std::size_t>(index) * sizeof(ChildBlock<>);
   return *std::launder(reinterpret_cast<ChildBlock<>*>(at));
+}
+
+LifeMark& TreeMemory::life(int index) const noexcept {
+  std::byte* at = lives_ + static_cast<std::size_t>(index) * sizeof(LifeMark);
+  return *std::launder(reinterpret_cast<LifeMark*>(at));
 }
 
 PayloadSpace TreeMemory::space(int index) const noexcept {
@@ -63,6 +72,7 @@ ChildProcess::ChildProcess(TreeMemory& memory, int child_index, bool chip, int d
       device_id(device),
       seat(child_index < kChildSeats ? std::uint64_t{1} << child_index : 0),
       block(memory.block(child_index)),
+      life(memory.life(child_index)),
       arena(memory.payload(), memory.space(child_index).request_base,
             memory.space(child_index).request_bytes),
       control(memory.header(), block, memory.payload(), memory.space(child_index), arena,

@@ -7,6 +7,7 @@
 
 #include "hierarchical/ipc/control_parent.h"
 #include "hierarchical/ipc/task_ring_parent.h"
+#include "hierarchical/os/life_mark.h"
 #include "hierarchical/os/process.h"
 #include "hierarchical/os/shared_region.h"
 
@@ -22,6 +23,7 @@ class TreeMemory {
 
   [[nodiscard]] TreeHeader<>& header() const noexcept { return *header_; }
   [[nodiscard]] ChildBlock<>& block(int index) const noexcept;
+  [[nodiscard]] LifeMark& life(int index) const noexcept;
   [[nodiscard]] PayloadSpace space(int index) const noexcept;
   [[nodiscard]] const SharedRegion& control() const noexcept { return control_; }
   [[nodiscard]] const SharedRegion& payload() const noexcept { return payload_; }
@@ -33,6 +35,7 @@ class TreeMemory {
   SharedRegion payload_;
   std::shared_ptr<SharedRegion> heap_;
   TreeHeader<>* header_;
+  std::byte* lives_;  // a LifeMark per child, after their blocks
 };
 
 struct ChildProcess {
@@ -46,6 +49,7 @@ struct ChildProcess {
   const int device_id;       // -1 in a sub worker
   const std::uint64_t seat;  // this child's bit of TreeHeader::spinners, or 0
   ChildBlock<>& block;
+  LifeMark& life;
   RequestArena arena;
   ControlParentEnd control;
   TaskRingParentEnd ring;

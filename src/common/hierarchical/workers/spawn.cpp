@@ -22,6 +22,7 @@ void start_parent_watch(int parent_pidfd) {
                             const std::function<int()>& entry) {
   int code = kChildThrew;
   try {
+    if (plan.life != nullptr) plan.life->hold();
     reset_child_signals();
     if (plan.watch_parent) start_parent_watch(plan.parent_pidfd);
     if (hooks.after_in_child) hooks.after_in_child();

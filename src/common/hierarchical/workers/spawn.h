@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "hierarchical/os/life_mark.h"
 #include "hierarchical/os/process.h"
 #include "hierarchical/os/shared_region.h"
 
@@ -27,6 +28,7 @@ struct ChildPlan {
   std::vector<int> descriptors;                  // stay open besides files and the standard three
   int parent_pidfd = -1;                         // the child ends when this process does
   bool watch_parent = true;                      // by a thread; the spare watches in its own loop
+  LifeMark* life = nullptr;                      // held by the child's main thread to its end
 };
 
 // Returns the child's pid in the parent. In the child runs `entry` and leaves with _exit(what it

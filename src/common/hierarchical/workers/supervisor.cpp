@@ -1,6 +1,7 @@
 #include "hierarchical/workers/supervisor.h"
 
 #include <array>
+#include <csignal>
 #include <cstring>
 
 #include "hierarchical/os/messages.h"
@@ -21,9 +22,13 @@ constexpr std::size_t kMaxLogBytesAtOnce = std::size_t{1} << 20;
 }  // namespace
 
 Supervisor::Supervisor(SupervisorDelegate& delegate, SpareHandle& spare)
-    : delegate_(delegate), spare_(spare), wake_(make_event()) {}
+    : delegate_(delegate),
+      spare_(spare),
+      wake_(make_event()),
+      exit_watch_([this](const ExitWatch::Child& child) { return tell_exiting(child); }) {}
 
 void Supervisor::watch(Child child) {
+  if (child.life != nullptr) exit_watch_.watch({child.index, child.pid, child.pidfd, child.life});
   {
     const std::lock_guard lock(mutex_);
     new_.push_back(std::move(child));
@@ -43,6 +48,7 @@ void Supervisor::start() {
 }
 
 void Supervisor::stop() {
+  exit_watch_.stop();
   if (!thread_.joinable()) return;
   stopping_.store(true, std::memory_order_seq_cst);
   event_notify(wake_.get());
@@ -50,6 +56,7 @@ void Supervisor::stop() {
 }
 
 void Supervisor::run() {
+  ask_for_short_slices();
   while (!stopping_.load(std::memory_order_seq_cst)) {
     take_new();
     poll_once();
@@ -130,6 +137,18 @@ bool Supervisor::take_frames(Watched& watched) {
   return true;
 }
 
+// On the thread of exit_watch_. The pidfd stays the authority for the end; this says only earlier
+// that it is coming.
+bool Supervisor::tell_exiting(const ExitWatch::Child& child) {
+  const auto status = exiting_status(child.pidfd, child.pid);
+  if (!status) return false;
+  // Its other threads end with its main thread, whatever ended that. Changes nothing for a process
+  // that is ending as a whole, nor for what it died of.
+  send_signal(child.pidfd, SIGKILL);
+  delegate_.child_ended(child.index, *status);
+  return true;
+}
+
 void Supervisor::handle_end(std::size_t position) {
   Watched& watched = watched_[position];
   if (watched.child.log_socket.valid()) read_log(watched);  // its last words
@@ -173,7 +192,7 @@ void Supervisor::finish(std::size_t position, const ExitStatus& status) {
   const int index = child.index;
   const int own_pidfd = child.forked_by_spare ? -1 : child.pidfd;
   watched_.erase(watched_.begin() + static_cast<std::ptrdiff_t>(position));
-  delegate_.child_ended(index, status);
+  if (!exit_watch_.forget(index)) delegate_.child_ended(index, status);
   if (own_pidfd >= 0) reap(own_pidfd);
   delegate_.child_reaped(index);
 }

@@ -82,8 +82,8 @@ bool WorkerManager::wait_all_ended(Deadline deadline) {
   std::unique_lock lock(mutex_);
   const auto all_ended = [this] {
     return std::ranges::all_of(children_, [](const auto& child) {
-      return child->pid < 0 || child->state == ChildState::kDead ||
-             child->state == ChildState::kClosed;
+      return child->pid < 0 || (child->is_settled && (child->state == ChildState::kDead ||
+                                                      child->state == ChildState::kClosed));
     });
   };
   const auto until = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline.ns()));
@@ -127,6 +127,7 @@ void WorkerManager::stop(Deadline deadline, Interrupt* interrupt) {
   ControlRequest request;
   request.op = ControlOp::STOP;
   request.deadline = Deadline::at(now + budget - reserve);
+  supervisor_.expect_ends();
   for (const auto& child : children_) {
     if (report(child->index).state != ChildState::kReady) continue;
     child->control.fill(kLifecycleSlot, request, nullptr);
@@ -204,6 +205,7 @@ std::vector<std::byte> WorkerManager::restart(int worker, Deadline deadline, Int
   }
   target.control.reset();
   target.ring.reset();
+  target.life.reset();
   // Every reply of the dead child has been read; the pages would stay until its successor fills
   // them.
   const PayloadSpace space = memory_.space(worker);
@@ -262,7 +264,8 @@ void WorkerManager::start_replacement(ChildProcess& target, Deadline deadline) {
   target.pid = replacement.pid;
   target.pidfd = std::move(replacement.pidfd);
   target.state = ChildState::kStarting;
-  supervisor_.watch({target.index, target.pid, target.pidfd.get(), std::move(log_socket), true});
+  supervisor_.watch(
+      {target.index, target.pid, target.pidfd.get(), std::move(log_socket), true, &target.life});
   if (stopping()) send_signal(target.pidfd.get(), SIGKILL);  // else stop() does
 }
 
@@ -273,6 +276,7 @@ void WorkerManager::open_channel(ChildProcess& target) {
     if (target.state == ChildState::kReady && !stopping()) {
       target.control.open();
       target.ring.open();
+      supervisor_.watch_ends();
       return;
     }
   }
@@ -341,6 +345,7 @@ void WorkerManager::child_ended(int index, const ExitStatus& status) {
   std::string cause = describe_exit(status);
   if (status.kind == ExitStatus::Kind::kSignalled && status.value == SIGKILL) {
     const auto kills = cgroup_oom_kills();
+    const std::lock_guard lock(mutex_);
     if (kills && oom_kills_ && *kills > *oom_kills_)
       cause += "; the cgroup's out-of-memory count rose";
     oom_kills_ = kills;

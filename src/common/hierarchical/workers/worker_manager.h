@@ -31,6 +31,8 @@ struct TreeOptions {
   std::size_t max_payload = std::size_t{64} << 20;
   std::size_t heap_bytes = std::size_t{1} << 30;
   Nanoseconds spin_ns = 50'000;
+  std::uint32_t task_window = 8192;              // unfinished tasks; submission waits beyond
+  Nanoseconds patience_ns = Deadline::kForever;  // how long it waits while none of them ends
   std::vector<int> keep_descriptors;
   std::string name = "simpler";
 };
@@ -44,7 +46,7 @@ struct ChildContext {
   int log_socket;
 };
 
-// Called on the supervisor's thread, without any lock of the manager.
+// Called on the supervisor's threads, without any lock of the manager.
 class TreeListener {
  public:
   virtual ~TreeListener() = default;

@@ -49,8 +49,9 @@ void WorkerManager::post_start(ChildProcess& child, Deadline deadline) {
 void WorkerManager::fork_child(ChildProcess& child) {
   auto [ours, theirs] = make_socket_pair();
   const int log_socket = theirs.get();
-  const ChildPlan plan = plan_for(
+  ChildPlan plan = plan_for(
       (child.is_chip ? "simpler-chip" : "simpler-sub") + std::to_string(child.index), {log_socket});
+  plan.life = &child.life;
   const pid_t pid = spawn_child(hooks_, plan, [&] {
     return entry_(
         ChildContext{child, memory_, child.generation.load(), options_.spin_ns, log_socket});
@@ -63,7 +64,7 @@ void WorkerManager::fork_child(ChildProcess& child) {
     throw CallError(CallError::Kind::kStartup, child.index, child.describe() + " ended at once");
   }
   child.pidfd = std::move(*pidfd);
-  supervisor_.watch({child.index, pid, child.pidfd.get(), std::move(ours), false});
+  supervisor_.watch({child.index, pid, child.pidfd.get(), std::move(ours), false, &child.life});
 }
 
 void WorkerManager::fork_spare() {
@@ -81,8 +82,9 @@ void WorkerManager::fork_spare() {
   }
   duties.fork_child = [this](int index, std::uint64_t generation, int log_socket) {
     ChildProcess& dead = *children_[static_cast<std::size_t>(index)];
-    const ChildPlan plan = plan_for(
+    ChildPlan plan = plan_for(
         (dead.is_chip ? "simpler-chip" : "simpler-sub") + std::to_string(index), {log_socket});
+    plan.life = &dead.life;
     return spawn_child(hooks_, plan, [&] {
       return entry_(ChildContext{dead, memory_, generation, options_.spin_ns, log_socket});
     });
@@ -120,6 +122,7 @@ std::vector<std::vector<std::byte>> WorkerManager::start(
     const std::unique_ptr<Interrupt> interrupt = make_interrupt();
     auto answers = wait_all_started(deadline, interrupt.get());
     wait_spare_ready(deadline, interrupt.get());
+    supervisor_.watch_ends();
     const std::lock_guard lock(mutex_);
     spare_state_ = ChildState::kReady;
     return answers;

@@ -13,6 +13,7 @@ template <template <typename> class Atom>
 struct RingWorld {
   TaskRing<Atom> ring;
   Bell<Atom> bell;
+  ReleaseEvent<Atom> tasks_ended;
   Atom<std::uint32_t> dead{0};
   std::array<Guarded, kTaskSlots> arguments, results;
 
@@ -31,7 +32,7 @@ struct RingWorld {
     TaskSlot<Atom>& slot = ring_slot(ring, seq);
     arguments[place(seq)].write();
     slot.seq = seq;
-    slot.after = after;
+    slot.after_mask = after == 0 ? 0 : after_bit(seq, after);
     slot.flags = skip ? kTaskSkip : 0;
     slot.args_bytes = value;
     ring_publish(ring, seq);
@@ -58,8 +59,22 @@ struct RingWorld {
     return status;
   }
 
+  // As the engine waits: on one word for all rings.
+  void sleep_on_all_rings(std::uint64_t seq) {
+    const auto has_ended = [this, seq] {
+      return ring.completed.load(std::memory_order_seq_cst) >= seq;
+    };
+    while (!has_ended()) tasks_sleep(tasks_ended, has_ended, Deadline::never());
+  }
+  // The same by one that need not hear of what ends before; it sleeps once, unless woken early.
+  void sleep_until(std::uint64_t seq) {
+    ring.wake_at.store(seq, std::memory_order_seq_cst);
+    sleep_on_all_rings(seq);
+  }
+
   // The child; `last` is the task after which it leaves.
   void serve(std::uint64_t completed, std::uint64_t last) {
+    std::uint64_t failed = 0;
     while (completed < last) {
       const std::uint64_t seq = ring_available(ring, completed);
       if (seq == 0) {
@@ -70,11 +85,13 @@ struct RingWorld {
       arguments[place(seq)].read();
       check(slot.seq == seq, "tasks run in the order published");
       TaskStatus status = slot.args_bytes != 0 ? TaskStatus::kDone : TaskStatus::kFailed;
-      if (ring_must_skip(ring, slot)) status = TaskStatus::kSkipped;
+      if (ring_must_skip(slot, failed)) status = TaskStatus::kSkipped;
+      failed = ring_note_end(failed, status);
       results[place(seq)].write();
       slot.status = static_cast<std::uint32_t>(status);
       slot.result_bytes = slot.args_bytes;
       ring_complete(ring, seq);
+      tasks_tell(tasks_ended, ring, seq);
       completed = seq;
     }
   }
