@@ -1,13 +1,14 @@
 // SharedRegion, ArenaAllocator, SharedBuffer, and views and copies of raw memory.
 #include <pybind11/pybind11.h>
 
-#include <cstring>
+#include <algorithm>
 #include <memory>
 #include <string>
 
 #include "bindings.h"
 #include "gil.h"
 #include "hierarchical/base/error.h"
+#include "hierarchical/base/stream_copy.h"
 #include "hierarchical/ipc/arena_allocator.h"
 #include "hierarchical/os/shared_region.h"
 
@@ -153,11 +154,12 @@ void bind_memory(py::module_& module) {
       py::arg("address"), py::arg("nbytes"), py::arg("readonly"));
   module.def(
       "copy_memory",
-      [](std::uintptr_t to, std::uintptr_t from, std::size_t nbytes) {
+      [](std::uintptr_t to, std::uintptr_t from, std::size_t nbytes, std::size_t whole) {
         const py::gil_scoped_release release;
-        std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), nbytes);
+        stream_copy(reinterpret_cast<std::byte*>(to), reinterpret_cast<const std::byte*>(from),
+                    nbytes, std::max(whole, nbytes));
       },
-      py::arg("dst_address"), py::arg("src_address"), py::arg("nbytes"));
+      py::arg("dst_address"), py::arg("src_address"), py::arg("nbytes"), py::arg("whole") = 0);
 }
 
 }  // namespace simpler::bindings

@@ -22,6 +22,7 @@ void bind_platform(py::module_& module) {
   module.attr("ControlOp") = control_op;
   module.attr("LANE_MAIN") = static_cast<int>(Lane::kMain);
   module.attr("LANE_SERVICE") = static_cast<int>(Lane::kService);
+  module.attr("LANE_TRANSFER") = static_cast<int>(Lane::kTransfer);
   module.def("require_platform", &require_platform);
   module.def("usable_cores", &usable_cores);
   module.def("process_epoch", &fork_epoch);
@@ -40,4 +41,7 @@ PYBIND11_MODULE(_core, module) {
   bindings::bind_tasks(module);
   bindings::bind_child_port(module);
   bindings::bind_tree(module);
+  bindings::bind_captured(module);
+  bindings::bind_engine(module);
+  bindings::bind_graph_testing(module);
 }

@@ -34,7 +34,8 @@ const char* state_name(ChildState state) {
 
 std::unique_ptr<PyTree> make_tree(std::vector<int> device_ids, int num_sub_workers,
                                   std::size_t max_control_payload, std::size_t heap_bytes,
-                                  double spin_us, std::vector<int> keep_fds,
+                                  double spin_us, std::uint32_t max_pending_tasks,
+                                  double patience_s, std::vector<int> keep_fds,
                                   const std::string& name, py::object make_error) {
   TreeOptions options;
   options.device_ids = std::move(device_ids);
@@ -42,6 +43,8 @@ std::unique_ptr<PyTree> make_tree(std::vector<int> device_ids, int num_sub_worke
   options.max_payload = max_control_payload;
   options.heap_bytes = heap_bytes;
   options.spin_ns = static_cast<Nanoseconds>(spin_us * 1e3);
+  options.task_window = max_pending_tasks;
+  if (patience_s < 1e9) options.patience_ns = static_cast<Nanoseconds>(patience_s * 1e9);
   options.keep_descriptors = std::move(keep_fds);
   options.name = name;
   auto tree = std::make_unique<PyTree>();
@@ -200,7 +203,7 @@ py::list running_list(ChildProcess& child) {
   const int count = child.control.running(calls);
   for (int i = 0; i < count; ++i) {
     const InFlight& call = calls[static_cast<std::size_t>(i)];
-    running.append(running_record(call.lane == Lane::kService ? "service" : "main", "control",
+    running.append(running_record(call.lane == Lane::kMain ? "main" : "service", "control",
                                   static_cast<int>(call.op), call.arg, call.request_id,
                                   call.started_ns));
   }
@@ -285,7 +288,8 @@ void bind_tree(py::module_& module) {
   py::class_<PyTree> type(module, "Tree", py::is_final());
   type.def(py::init(&make_tree), py::kw_only(), py::arg("device_ids"), py::arg("num_sub_workers"),
            py::arg("max_control_payload"), py::arg("heap_bytes"), py::arg("spin_us"),
-           py::arg("keep_fds"), py::arg("name"), py::arg("make_error"))
+           py::arg("max_pending_tasks"), py::arg("patience_s"), py::arg("keep_fds"),
+           py::arg("name"), py::arg("make_error"))
       .def_readonly("heap", &PyTree::heap)
       .def("start", &start, py::arg("child_main"), py::arg("keep_regions"), py::arg("timeout_s"))
       .def("kill", &kill, py::arg("worker"))
@@ -313,6 +317,13 @@ void bind_tree(py::module_& module) {
                 .name_callable(id, std::move(name));
           },
           py::arg("callable_id"), py::arg("name"))
+      .def(
+          "name_provider",
+          [](PyTree& tree, std::uint32_t id, std::string name) {
+            (tree.builder ? tree.builder->names() : use_or_throw(tree)->names())
+                .name_provider(id, std::move(name));
+          },
+          py::arg("provider_id"), py::arg("name"))
       .def("status", &status)
       .def("counters", &counters);
   add_tree_calls(type);

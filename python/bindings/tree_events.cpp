@@ -143,6 +143,12 @@ py::tuple event_tuple(const PyTree& tree, const AsyncEvent& event) {
       return py::make_tuple("died", event.worker, to_text(event.text));
     case AsyncEvent::Kind::kEnded:
       return py::make_tuple("ended", event.worker, event.number);
+    case AsyncEvent::Kind::kRunDone:
+      return py::make_tuple("run", event.worker, event.number);
+    case AsyncEvent::Kind::kTurnCame:
+      return py::make_tuple("turn", event.worker, event.number);
+    case AsyncEvent::Kind::kBuffersIdle:
+      return py::make_tuple("idle", event.worker, event.number);
     case AsyncEvent::Kind::kReply:
       break;
   }
