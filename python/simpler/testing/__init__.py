@@ -1,5 +1,6 @@
 """Test suites for those who extend simpler. Needs pytest."""
 
 from simpler.testing.chip_backend import ChipBackendContract
+from simpler.testing.kv_connector import KVConnectorContract
 
-__all__ = ["ChipBackendContract"]
+__all__ = ["ChipBackendContract", "KVConnectorContract"]

@@ -1,0 +1,1 @@
+"""KV connectors, stores and the prefix cache."""
