@@ -5,11 +5,11 @@ Thread safety: handles may be used from any thread. Made by the registry (`memor
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING, Any
 
 from simpler import _core
 from simpler.errors import MemoryRangeError
+from simpler.states import State
 from simpler.tensor import Tensor, array_over, make_tensor
 
 if TYPE_CHECKING:
@@ -19,26 +19,19 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Self
 
-    from simpler.memory import MemoryRegistry, Use
+    from simpler.memory import MemoryRegistry
+    from simpler.pins import Unconfirmed
 
 HOST = -1
 """The owner of host memory, in place of a worker's index."""
-
-
-class State(enum.Enum):
-    """Where an allocation stands."""
-
-    LIVE = "live"
-    FREED = "freed"
-    LOST = "lost"
-    CLOSED = "closed"
 
 
 class Allocation:
     """What the registry knows about one block of memory. The registry's lock guards all that changes."""
 
     __slots__ = (
-        "address", "device_id", "generation", "key", "nbytes", "pins", "registry", "state", "uses", "worker",
+        "address", "device_id", "generation", "graph_id", "holds", "key", "nbytes", "pin_refusal", "pins",
+        "registry", "state", "unconfirmed", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +43,7 @@ class Allocation:
         address: int,
         nbytes: int,
         generation: int,
+        graph_id: int,
     ) -> None:
         self.registry = registry
         self.key = key
@@ -58,9 +52,12 @@ class Allocation:
         self.address = address
         self.nbytes = nbytes
         self.generation = generation
+        self.graph_id = graph_id  # the engine's name for it
         self.state = State.LIVE
-        self.uses: list[tuple[Use, int, int, bool]] = []  # in order of arrival
+        self.holds = 0  # uses other than tasks
         self.pins: list[Pin] = []
+        self.pin_refusal: str | None = None  # why it cannot be pinned, if so
+        self.unconfirmed: tuple[Unconfirmed, ...] = ()  # what transfers may still touch
 
     @property
     def text(self) -> str:
@@ -95,7 +92,7 @@ class Pin:
 
     def release(self) -> None:
         """Let the buffer be freed again; nothing if that has happened already."""
-        self._allocation.registry.unpin(self._allocation, self)
+        self._allocation.registry.pins.unpin(self._allocation, self)
 
     def __enter__(self) -> Self:
         return self
@@ -153,7 +150,7 @@ class Buffer:
         Raises:
             MemoryRangeError: The buffer is dead.
         """
-        return self._allocation.registry.pin(self._allocation, name)
+        return self._allocation.registry.pins.pin(self._allocation, name)
 
     def tensor(
         self,
@@ -234,7 +231,7 @@ class HostBuffer(_core.SharedBuffer):
         Raises:
             MemoryRangeError: The buffer is dead.
         """
-        return self._allocation.registry.pin(self._allocation, name)
+        return self._allocation.registry.pins.pin(self._allocation, name)
 
     def tensor(
         self,
@@ -261,3 +258,19 @@ class HostBuffer(_core.SharedBuffer):
 
     def __repr__(self) -> str:
         return f"<HostBuffer {self.nbytes} bytes, {self._allocation.state.value}>"
+
+
+class ScratchBuffer(HostBuffer):
+    """Host memory of `Orchestrator.alloc`, which nobody frees by hand."""
+
+    def retire_unless_viewed(self) -> bool:
+        """End the handle; false while something views the memory, which then stays."""
+        try:
+            self.retire()
+        except BufferError:
+            return False
+        return True
+
+    def __del__(self) -> None:
+        if "_allocation" in self.__dict__:
+            self._allocation.registry.drop_later(self._allocation)

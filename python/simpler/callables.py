@@ -88,6 +88,10 @@ class CallableTable:
                 (number, entry.blob) for number, entry in enumerate(self._entries) if entry.blob is not None
             ]
 
+    def name(self, number: int) -> str:
+        """The name of one."""
+        return self._entries[number].name
+
     def names(self) -> list[str]:
         """Names by number."""
         with self._lock:

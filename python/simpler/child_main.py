@@ -15,6 +15,7 @@ from simpler.callables import CallableTable, Target, unpack_target
 from simpler.chip_service import ChipService, ExtensionFailure, pack_result, refused
 from simpler.kernels import NativeKernel
 from simpler.shared_map import SharedMap
+from simpler.transfer_service import TransferService
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from simpler.chips.backend import ChipBackend
     from simpler.control.registry import Extension
+    from simpler.control.transfers import RegisteredProvider
 
 _OP = _core.ControlOp
 _log = logging.getLogger("simpler.child")
@@ -39,6 +41,7 @@ class ChildProgram:
         backends: Sequence[ChipBackend],
         device_ids: Sequence[int],
         extensions: Sequence[Extension],
+        providers: Sequence[RegisteredProvider],
         callables: CallableTable,
         heap: _core.SharedRegion,
         blas: thread_limits.Controller,
@@ -46,6 +49,7 @@ class ChildProgram:
         self._backends = tuple(backends)
         self._device_ids = tuple(device_ids)
         self._extensions = tuple(extensions)
+        self._providers = tuple(providers)
         self._callables = callables
         self._heap = heap
         self._blas = blas
@@ -74,14 +78,19 @@ class ChildProgram:
             peers = (other.host_memory for other in self._backends if other is not backend)
             regions += [region for region in peers if region is not None]
         own = backend.host_memory
+        shared = SharedMap([*regions, *([own] if own is not None else [])])
+        path = (port.worker,)
         return ChipService(
             backend,
             device_id=port.device_id,
-            worker_id=(port.worker,),
+            worker_id=path,
             generation=port.generation,
             extensions=self._extensions,
+            transfers=TransferService(
+                self._providers, device_id=port.device_id, worker_id=path, shared=shared
+            ),
             regions=regions,
-            shared=SharedMap([*regions, *([own] if own is not None else [])]),
+            shared=shared,
         )
 
 

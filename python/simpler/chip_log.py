@@ -1,9 +1,14 @@
-"""The logger that an extension's handler gets: its records say which chip they come from."""
+"""Logging where a chip works: records that say which chip they come from, and errors that end there."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_log = logging.getLogger("simpler.chip")
 
 
 class ChipLogger(logging.Logger):
@@ -29,3 +34,11 @@ class ChipLogger(logging.Logger):
         record.path = self._path
         record.device_id = self._device_id
         return record
+
+
+def log_errors(what: str, work: Callable[..., object], *args: object) -> None:
+    """Do one part of an orderly stop; what it raises is logged, since the rest still has to be done."""
+    try:
+        work(*args)
+    except BaseException:  # noqa: BLE001 - also sys.exit()
+        _log.exception("%s failed", what)

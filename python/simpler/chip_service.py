@@ -5,20 +5,19 @@ The same in a chip's own process (level 3) and in the caller's (level 2).
 
 from __future__ import annotations
 
-import logging
 import pickle
 import threading
 from typing import TYPE_CHECKING, Any
 
 from simpler import _core
 from simpler.callables import pickled
-from simpler.chip_log import ChipLogger
+from simpler.chip_log import ChipLogger, log_errors
 from simpler.chips.cpu import CpuChip
 from simpler.control.chip_view import ChipView, make_buffers, with_buffers
 from simpler.memory_wire import FREE, MALLOC, PEER, RANGE, WORD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from typing_extensions import Buffer
 
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from simpler.control.registry import Extension
     from simpler.kernels import NativeKernel
     from simpler.shared_map import SharedMap
+    from simpler.transfer_service import TransferService
 
 _OP = _core.ControlOp
-_log = logging.getLogger("simpler.chip")
 
 
 class ExtensionFailure(Exception):  # noqa: N818 - a handler's own word for what went wrong, not an error of ours
@@ -49,6 +48,7 @@ class ChipService:
         worker_id: tuple[int, ...],
         generation: int,
         extensions: Sequence[Extension],
+        transfers: TransferService,
         regions: Sequence[_core.SharedRegion],
         shared: SharedMap,
     ) -> None:
@@ -60,6 +60,7 @@ class ChipService:
             worker_id: The chip's path.
             generation: Of its process.
             extensions: In the order of their numbers.
+            transfers: The chip's providers.
             regions: Shared memory that kernels may be given beside the device's own.
             shared: All memory that extensions may be given.
         """
@@ -67,6 +68,7 @@ class ChipService:
         self._device_id = device_id
         self._generation = generation
         self.extensions = tuple(extensions)
+        self._transfers = transfers
         # Running a native kernel on it is nothing but calling the function.
         self.runs_on_host = type(backend) is CpuChip
         self._regions = tuple(regions)
@@ -92,13 +94,18 @@ class ChipService:
         """Tell the extensions, newest first, and give the device back. Errors are logged."""
         for extension, view in zip(reversed(self.extensions), reversed(self.views), strict=True):
             if extension.on_close is not None:
-                _log_errors(f"on_close of extension {extension.name!r}", extension.on_close, view)
-        _log_errors(f"closing device {self._device_id}", self._backend.close)
+                log_errors(f"on_close of extension {extension.name!r}", extension.on_close, view)
+        self._transfers.close()
+        log_errors(f"closing device {self._device_id}", self._backend.close)
 
     def control(self, op: int, arg: int, meta: bytes, payload: Buffer) -> Buffer | None:
         """Answer one control code. Raises what the work raises."""
         if op == _OP.EXTENSION:
             return self.extension(arg, meta, bytes(payload))
+        if op == _OP.TRANSFER:
+            return self._transfers.run(arg, meta, bytes(payload))
+        if op == _OP.TRANSFER_CONTROL:
+            return self._transfers.control(arg, bytes(payload))
         if op == _OP.MALLOC:
             return self._malloc(*MALLOC.unpack(payload))
         if op == _OP.FREE:
@@ -182,13 +189,6 @@ class ChipService:
 def pack_result(result: object) -> bytes:
     """What a Python function returned, for `TaskHandle.result`; empty for None."""
     return b"" if result is None else pickled(result)
-
-
-def _log_errors(what: str, work: Callable[..., object], *args: object) -> None:
-    try:
-        work(*args)
-    except BaseException:  # noqa: BLE001 - also sys.exit(): the rest of the stop still has to be done
-        _log.exception("%s failed", what)
 
 
 def refused(op: int, who: str) -> ValueError:

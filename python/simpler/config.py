@@ -56,9 +56,8 @@ class RunConfig:
 
     Attributes:
         deadline_s: Seconds for the whole run; None has no limit.
-        priority: Higher goes first among tasks not yet sent. Runs execute their tasks one after another, so
-            it changes nothing yet.
-        trace: A label of the caller's, carried with the run.
+        priority: Higher goes first among tasks that can begin and are not yet sent; -32768 to 32767.
+        trace: A file for a trace of the run, for Perfetto or chrome://tracing, written when it is done.
     """
 
     deadline_s: float | None = None
@@ -70,13 +69,16 @@ class RunConfig:
             raise ConfigError(f"RunConfig.deadline_s must be above 0: {self.deadline_s!r}")
         if isinstance(self.priority, bool) or not isinstance(self.priority, int):
             raise ConfigError(f"RunConfig.priority must be an integer: {self.priority!r}")
+        if not -(1 << 15) <= self.priority < 1 << 15:
+            raise ConfigError(f"RunConfig.priority must be -32768 to 32767: {self.priority}")
         if self.trace is not None and not isinstance(self.trace, str):
             raise ConfigError(f"RunConfig.trace must be a str: {self.trace!r}")
 
-    def check_task(self) -> None:
-        """Raise ConfigError unless only `priority` is set: all that a single task may choose."""
+    def task_priority(self) -> int:
+        """The priority; ConfigError unless it alone is set: all that a single task may choose."""
         if self.deadline_s is not None or self.trace is not None:
             raise ConfigError("a task's config may set only priority; deadline_s and trace belong to the run")
+        return self.priority
 
 
 def run_limit(timeout_s: float | None, config: RunConfig | None) -> float:
@@ -123,6 +125,9 @@ class WorkerConfig:
     hbm_bytes: int = 1 << 30
     heap_bytes: int = 1 << 30
     spin_us: float = 50.0
+    max_pending_tasks: int = 8192
+    max_transfers: int = 256
+    max_transfer_bytes: int | None = None
     keep_fds: Sequence[int] = ()
     restart: None = None
 
@@ -143,6 +148,10 @@ class WorkerConfig:
         self._put("hbm_bytes", self._int("hbm_bytes", low=256, high=_MAX_BYTES))
         self._put("heap_bytes", self._int("heap_bytes", low=4096, high=_MAX_BYTES))
         self._put("spin_us", self._spin())
+        self._put("max_pending_tasks", self._int("max_pending_tasks", low=1, high=1 << 20))
+        self._put("max_transfers", self._int("max_transfers", low=1, high=1 << 16))
+        if self.max_transfer_bytes is not None:
+            self._put("max_transfer_bytes", self._int("max_transfer_bytes", low=1, high=_MAX_BYTES))
         self._put("keep_fds", self._ints("keep_fds"))
         if self.restart is not None:
             raise ConfigError(f"restart must be None, the only policy there is: {self.restart!r}")

@@ -32,12 +32,17 @@ class Deliveries:
 
     def expect(self, token: int, deliver: Deliver) -> None:
         """Have `deliver` called with the outcome of `token`: later by the delivering thread, or now."""
+        outcome = self.expect_later(token, deliver)
+        if outcome is not None:
+            deliver(outcome)
+
+    def expect_later(self, token: int, deliver: Deliver) -> Outcome | None:
+        """Have `deliver` called by the delivering thread, unless the outcome is here: then return that."""
         with self._lock:
-            if token not in self._early:
+            outcome = self._early.pop(token, None)
+            if outcome is None:
                 self._waiting[token] = deliver
-                return
-            outcome = self._early.pop(token)
-        deliver(outcome)
+            return outcome
 
     def forget(self, token: int) -> None:
         """The call was withdrawn: no outcome will come."""
@@ -62,6 +67,15 @@ class EventSink(Protocol):
 
     def on_ended(self, worker: int, hold: int) -> None:
         """A request that its caller had given up has ended."""
+
+    def on_run_done(self, number: int) -> None:
+        """A watched run is done."""
+
+    def on_turn(self, number: int) -> None:
+        """A watched use's turn has come, or never will."""
+
+    def on_buffers_idle(self) -> None:
+        """There is memory to be given back."""
 
 
 class Dispatcher:
@@ -119,6 +133,12 @@ class Dispatcher:
             return
         elif event[0] == "ended":
             sink.on_ended(event[1], event[2])
+        elif event[0] == "run":
+            sink.on_run_done(event[2])
+        elif event[0] == "turn":
+            sink.on_turn(event[2])
+        elif event[0] == "idle":
+            sink.on_buffers_idle()
         else:
             sink.on_died(event[1], event[2])
 

@@ -6,7 +6,9 @@ import itertools
 import logging
 import math
 import pickle
+import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,6 +73,7 @@ class DeviceMemory:
         maps_peers: bool,
         timeout_s: float,
         chunk_bytes: int,
+        expect: Callable[[int, Callable[[object], None]], None],
         may_block: Callable[[], bool] = lambda: True,
     ) -> None:
         """Share the Worker's parts; `registry` is set by their owner.
@@ -82,6 +85,7 @@ class DeviceMemory:
             maps_peers: Whether a chip can read another's memory.
             timeout_s: The limit of allocations and frees.
             chunk_bytes: The largest payload of a call.
+            expect: Has a function called with the outcome of a submitted call.
             may_block: Whether this thread may wait for a chip (the one that takes events must not).
         """
         self._caller = caller
@@ -93,6 +97,9 @@ class DeviceMemory:
         self._tickets = itertools.count(1)
         self.registry: MemoryRegistry
         self._may_block = may_block
+        self._expect = expect
+        self._frees_posted = threading.Condition()
+        self._frees_open: Counter[int] = Counter()  # by chip: submitted and not answered
 
     def malloc(self, worker: int, nbytes: int) -> int:
         """The registry's malloc: the address in the chip's process."""
@@ -117,9 +124,24 @@ class DeviceMemory:
         payload = FREE.pack(address, 0, generation)
         try:
             if not self._may_block() or not self._free_now(worker, payload):
-                self._caller.submit(worker, _OP.FREE, 0, 0, b"", payload, math.inf, 0)
+                self._free_later(worker, payload)
         except ClosedError:
             return  # the memory has gone with its process
+
+    def _free_later(self, worker: int, payload: bytes) -> None:
+        with self._frees_posted:
+            self._frees_open[worker] += 1
+        try:
+            token = self._caller.submit(worker, _OP.FREE, 0, 0, b"", payload, math.inf, 0)
+        except BaseException:
+            self._free_ended(worker)
+            raise
+        self._expect(token, lambda _outcome: self._free_ended(worker))
+
+    def _free_ended(self, worker: int) -> None:
+        with self._frees_posted:
+            self._frees_open[worker] -= 1
+            self._frees_posted.notify_all()
 
     def _free_now(self, worker: int, payload: bytes) -> bool:
         try:
@@ -129,7 +151,14 @@ class DeviceMemory:
         return True
 
     def committed(self, worker: int, timeout_s: float) -> int:
-        """Bytes allocated on a chip, as its backend counts them."""
+        """Bytes allocated on a chip, as its backend counts them, without what has been given back before."""
+        if self._may_block():
+            deadline = time.monotonic() + timeout_s
+            self.registry.settle(timeout_s)
+            with self._frees_posted:
+                left = min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
+                self._frees_posted.wait_for(lambda: not self._frees_open[worker], left)
+            timeout_s = max(deadline - time.monotonic(), 1e-6)
         return int(WORD.unpack(self._caller.call(worker, _OP.COMMITTED, 0, 0, b"", b"", timeout_s))[0])
 
     def copy(

@@ -210,6 +210,34 @@ class ChipControlTimeoutError(ChipControlError, TimeoutError):
     """A broadcast in which every failure was a time-out."""
 
 
+class RunCancelledError(SimplerError):
+    """A run was cancelled before all of its tasks had begun."""
+
+
+class TransferError(SimplerError):
+    """A transfer failed, was cancelled or never began. Its access to the memory has ended.
+
+    Attributes:
+        transfer_id: `TransferHandle.id`.
+        provider: The name of the transfer provider.
+        path: The chip that it was to run on.
+    """
+
+    transfer_id: int
+    provider: str
+    path: Path
+
+    def __init__(self, message: str, *, transfer_id: int, provider: str, path: Path) -> None:
+        super().__init__(f"transfer {transfer_id} by {provider!r} on worker {_path_text(path)} {message}")
+        self.transfer_id = transfer_id
+        self.provider = provider
+        self.path = tuple(path)
+
+
+class TransferUnconfirmedError(TransferError):
+    """A transfer whose access to the memory is not certified to have ended: the memory stays pinned."""
+
+
 class TaskError(SimplerError):
     """A task failed.
 

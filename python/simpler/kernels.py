@@ -1,6 +1,9 @@
 """Native kernels: compiling them, finding them, and where their header is.
 
 A native kernel is ``int kernel(const simpler_kernel_args *)`` of `simpler/kernel.h` in a shared library.
+
+What only the compiling needs is imported there (hashlib alone brings OpenSSL, 4 MiB): each fork and each end
+of a child pays for every page of the parent.
 """
 
 from __future__ import annotations
@@ -8,12 +11,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
 import os
 import platform
-import shlex
 import shutil
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,6 +139,8 @@ def _split_language(flags: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def _compiler(*, cxx: bool) -> tuple[str, ...]:
+    import shlex
+
     variable, default = ("CXX", "c++") if cxx else ("CC", "cc")
     command = shlex.split(os.environ.get(variable) or default)
     found = shutil.which(command[0])
@@ -164,11 +166,15 @@ def _cache_folder() -> Path:
 
 @functools.lru_cache(maxsize=16)
 def _version(compiler: tuple[str, ...], _modified_ns: int) -> str:
+    import subprocess
+
     done = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
 
 def _key(text: str, compiler: tuple[str, ...], options: Sequence[str]) -> str:
+    import hashlib
+
     header = (Path(get_include()) / "simpler" / "kernel.h").read_bytes()
     version = _version(compiler, Path(compiler[0]).stat().st_mtime_ns)
     digest = hashlib.sha256()
@@ -199,6 +205,9 @@ def _cpu() -> str:
 def _build(
     text: str, compiler: tuple[str, ...], options: Sequence[str], flags: Sequence[str], library: Path
 ) -> None:
+    import shlex
+    import subprocess
+
     suffix = ".cpp" if "-std=c++17" in options else ".c"
     with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as folder:
         source = Path(folder) / f"kernel{suffix}"

@@ -274,7 +274,7 @@ class LocalCaller:
 
 
 def _is_exclusive(op: int, lane: int) -> bool:
-    return lane != _core.LANE_SERVICE and op not in (_OP.PING, _OP.ECHO)
+    return lane == _core.LANE_MAIN and op not in (_OP.PING, _OP.ECHO)
 
 
 def is_interrupt(error: BaseException) -> bool:

@@ -6,9 +6,12 @@ limit is reported as a time-out when it has ended.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from simpler import _core
@@ -18,22 +21,27 @@ from simpler.chips.backend import ChipConfig
 from simpler.chips.registry import find_backend
 from simpler.config import RunConfig, run_limit
 from simpler.control import registry as extension_registry
+from simpler.control import transfers as transfer_registry
 from simpler.deliveries import Deliveries
 from simpler.device_memory import DeviceMemory
-from simpler.errors import TaskError
+from simpler.errors import ClosedError, ConfigError, TaskError
 from simpler.extensions import ExtensionCalls
+from simpler.failures import Failures
 from simpler.holds import Holds
 from simpler.local_caller import LocalCaller, Work, is_interrupt
 from simpler.memory import HostHeap, MemoryRegistry
 from simpler.shared_map import SharedMap
-from simpler.status import ChildStats, ChildStatus, Running, name_work
+from simpler.status import ChildStats, ChildStatus, Names, Running, name_work
 from simpler.task_args import EMPTY_ARGS, check_args
+from simpler.transfer_service import TransferService
+from simpler.transfers import Transfers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from simpler.buffers import Buffer
     from simpler.config import WorkerConfig
+    from simpler.uses import Use
 
 _PATH = (0,)
 
@@ -50,21 +58,26 @@ class LocalChip:
         backend = find_backend(config.platform)(chip)
         heap = _core.SharedRegion(config.heap_bytes, f"{name}-heap")
         extensions = extension_registry.snapshot()
+        providers = transfer_registry.snapshot()
         extension_names = [extension.name for extension in extensions]
+        provider_names = [provider.name for provider in providers]
 
         def name_of(work: Work) -> tuple[str, str]:
-            return name_work(work.what, work.op, work.arg, extension_names, callables.names())
+            names = Names(extension_names, provider_names, callables.names())
+            return name_work(work.what, work.op, work.arg, names)
 
         self._name_of = name_of
         region = backend.host_memory
+        shared = SharedMap([heap] if region is None else [heap, region])
         self._service = ChipService(
             backend,
             device_id=self._device_id,
             worker_id=_PATH,
             generation=0,
             extensions=extensions,
+            transfers=TransferService(providers, device_id=self._device_id, worker_id=_PATH, shared=shared),
             regions=[heap],
-            shared=SharedMap([heap] if region is None else [heap, region]),
+            shared=shared,
         )
         holds = Holds()
         deliveries = Deliveries()
@@ -83,6 +96,7 @@ class LocalChip:
             maps_peers=backend.maps_peers,
             timeout_s=config.control_timeout_s,
             chunk_bytes=config.max_control_payload,
+            expect=deliveries.expect,
         )
         self.registry = MemoryRegistry(
             malloc=self.memory.malloc,
@@ -92,12 +106,22 @@ class LocalChip:
         )
         self.memory.registry = self.registry
         self.extensions = ExtensionCalls(self.caller, extensions, [region], self.registry, holds, deliveries)
+        self.transfers = Transfers(
+            config,
+            weakref.proxy(self),
+            self.caller,
+            providers,
+            [region is not None],
+            self.registry,
+            deliveries,
+        )
         self._open = False
 
     def start(self) -> None:
         """Take the device."""
         self._service.open()
         self._open = True
+        self.registry.engine = _core.TaskEngine.local(Failures(self.config.device_ids, 1), 1)
 
     def abandon(self) -> None:
         """init() failed: give back what is held."""
@@ -105,11 +129,46 @@ class LocalChip:
 
     def close(self) -> None:
         """Give the device back; work that still runs is left to its thread."""
+        ended = self.transfers.close(self.config.shutdown_timeout_s / 2)
         idle = self.caller.close(self.config.shutdown_timeout_s)
-        if self._open and idle:
+        self.transfers.end_all()
+        if self._open and idle and ended:
             self._open = False
             self._service.close()
+        if self.registry.engine is not None:
+            self.registry.engine.close()
         self.registry.close()
+
+    def watch_turn(self, use: Use, call: Callable[[], None]) -> None:
+        """See `TransferHost`: nobody tells of turns here, so a thread waits for one that has not come."""
+
+        def wait() -> None:
+            with contextlib.suppress(ClosedError):
+                use.wait()
+            call()
+
+        if use.granted:
+            call()
+        else:
+            threading.Thread(target=wait, name="simpler-turn", daemon=True).start()
+
+    def may_block(self) -> bool:
+        """See `TransferHost`."""
+        return True
+
+    def is_alive(self, worker: int) -> bool:  # noqa: ARG002 - there is one chip
+        """See `TransferHost`."""
+        return self._open
+
+    def wait_gone(self, worker: int) -> None:
+        """See `TransferHost`: this process lives."""
+
+    def process_number(self, worker: int) -> int:  # noqa: ARG002 - there is one chip
+        """See `TransferHost`: this process is never replaced."""
+        return 0
+
+    def note_death(self, worker: int) -> None:
+        """See `TransferHost`: this process lives."""
 
     def malloc(self, worker: int, nbytes: int) -> Buffer:
         """`Worker.malloc`."""
@@ -132,6 +191,8 @@ class LocalChip:
                 "level 2 runs one registered kernel: run(handle, args), with a handle of this Worker"
             )
         limit = run_limit(timeout_s, config)
+        if config is not None and config.trace is not None:
+            raise ConfigError("level 2 has no task graph to trace: RunConfig.trace needs level 3")
         copy = EMPTY_ARGS if args is None else check_args(args).snapshot()
         packed = _core.pack_task(copy.pack())
         deadline = time.monotonic() + limit
@@ -183,7 +244,7 @@ class LocalChip:
         ]
 
     def _running(self, work: Work, now: float) -> tuple[bool, float, Running]:
-        service = work.lane == _core.LANE_SERVICE
+        service = work.lane != _core.LANE_MAIN
         what, name = self._name_of(work)
         seconds = now - work.started
         return service, -seconds, Running(what, name, seconds, "service" if service else "main")

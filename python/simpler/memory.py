@@ -1,8 +1,8 @@
 """The registry of every allocation of a Worker: who owns it, who uses it, when it goes.
 
-Every copy, task argument and extension buffer is checked here before anything is touched. A use of a
-byte range is a place in the order of arrival: reads share, writes exclude, and whoever came first goes
-first. `free` ends the handle at once; the memory goes when the last use has ended.
+Every copy, task argument and extension buffer is checked here before anything is touched. The order of uses
+is the task graph's: reads share, writes exclude, and whoever came first goes first. `free` ends the handle at
+once; the memory goes when the last use has ended.
 
 Thread safety: all methods may be called from any thread.
 Fork: parent side only.
@@ -13,25 +13,37 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import operator
 import threading
-import time
-from typing import TYPE_CHECKING, SupportsIndex
+from collections import deque
+from typing import TYPE_CHECKING
 
-from simpler.buffers import HOST, Allocation, Buffer, HostBuffer, Pin, State
-from simpler.errors import BackPressureError, ClosedError, MemoryRangeError, WorkerError, WorkerTimeoutError
+from simpler.buffers import HOST, Allocation, Buffer, HostBuffer, ScratchBuffer
+from simpler.errors import ClosedError, MemoryRangeError, WorkerError, WorkerTimeoutError
+from simpler.host_blocks import HostBlocks
 from simpler.host_heap import HostHeap
+from simpler.memory_checks import (
+    Memory,
+    accesses_of,
+    nothing_to_free,
+    refuse_malloc,
+    size_of,
+)
+from simpler.pins import Pins, refuse_pieces, refuse_unconfirmed
+from simpler.states import State
 from simpler.tensor import Tensor
+from simpler.transfer_ranges import records_of
 from simpler.uses import HOLD, READ, WRITE, Mode, Use
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from simpler import _core
+    from simpler.pins import Access
+    from simpler.transfer_ranges import Piece
+
 __all__ = ["HOLD", "READ", "WRITE", "HostHeap", "Memory", "MemoryRegistry", "Mode", "Use"]
 
 _log = logging.getLogger("simpler.memory")
-
-Memory = Buffer | HostBuffer | Tensor
 
 
 class MemoryRegistry:
@@ -44,6 +56,7 @@ class MemoryRegistry:
         free: Callable[[int, int, int], None],
         heap: HostHeap | None = None,
         maps_peers: bool = False,
+        engine: _core.TaskEngine | None = None,
     ) -> None:
         """Start empty.
 
@@ -53,16 +66,21 @@ class MemoryRegistry:
                 the chip had died when the memory was made: a later process of that chip must refuse.
             heap: Host memory; None when there is none.
             maps_peers: Whether chips can address each other's memory.
+            engine: Orders uses, and knows which buffers tasks name. May be set later, before anything else.
         """
+        self.engine = engine
         self._malloc = malloc
         self._free = free
-        self._heap = heap
+        self._host = HostBlocks(heap)
         self._maps_peers = maps_peers
         self._lock = threading.Lock()
-        self._turn = threading.Condition(self._lock)
-        self._waiting = 0
+        self.pins = Pins(self._lock)
+        self._reclaimed = threading.Condition(self._lock)
+        self._reclaiming = 0
         self._keys = itertools.count(1)
         self._live: dict[int, Buffer | HostBuffer] = {}
+        self._dropped: deque[Allocation] = deque()  # scratch whose handle was collected
+        self._released: dict[int, Allocation] = {}  # by graph id: what the engine will call idle
         self._generations: dict[int, int] = {}
 
     def malloc(self, worker: int, nbytes: int, *, device_id: int = 0) -> Buffer:
@@ -72,14 +90,16 @@ class MemoryRegistry:
             ValueError: `nbytes` is below 1.
             MemoryRangeError: The chip died before the memory could be handed out.
         """
-        nbytes = _size(nbytes)
+        nbytes = size_of(nbytes)
+        self.collect()
         with self._lock:
             generation = self._generations.get(worker, 0)
         address = self._malloc(worker, nbytes)
         with self._lock:
-            record = Allocation(self, next(self._keys), worker, device_id, address, nbytes, generation)
+            record = self._new_record(worker, device_id, address, nbytes, generation)
             if self._generations.get(worker, 0) != generation:
                 record.state = State.LOST
+                self._release(record)
                 raise record.unusable()
             buffer = Buffer(record)
             self._live[record.key] = buffer
@@ -92,17 +112,39 @@ class MemoryRegistry:
             ValueError: `nbytes` is below 1.
             BackPressureError: The heap has no such block.
         """
-        nbytes = _size(nbytes)
+        nbytes = size_of(nbytes)
+        self.collect()
         with self._lock:
-            heap = self._heap
-            if heap is None:
-                raise BackPressureError("this worker has no host heap")
-            offset = heap.allocate(nbytes)
-            address = heap.region.address + offset
-            record = Allocation(self, next(self._keys), HOST, -1, address, nbytes, 0)
-            buffer = HostBuffer(heap.region, offset, record)
-            self._live[record.key] = buffer
+            buffer = self._host.take(HostBuffer, nbytes, self._new_host_record)
+            self._live[buffer.allocation.key] = buffer
             return buffer
+
+    def scratch(self, nbytes: int) -> ScratchBuffer:
+        """Host memory that goes when its owner lets go of it, its handle is collected, or the Worker closes.
+
+        Raises:
+            BackPressureError: The heap has no such block now.
+        """
+        nbytes = size_of(nbytes)
+        self.collect()
+        with self._lock:
+            return self._host.take(ScratchBuffer, nbytes, self._new_host_record)
+
+    def drop(self, record: Allocation) -> None:
+        """End scratch memory; nothing if that has happened."""
+        with self._lock:
+            if self._host.views_have_gone(record):
+                return
+            if record.state is not State.LIVE:
+                return
+            record.state = State.FREED
+            if not record.holds:
+                self._release(record)
+        self.collect()
+
+    def drop_later(self, record: Allocation) -> None:
+        """As `drop`, at the next call here: from the garbage collector, which may run anywhere."""
+        self._dropped.append(record)
 
     def free(self, buffer: Buffer | HostBuffer) -> None:
         """End the handle now, and give the memory back when its last use has ended.
@@ -125,67 +167,74 @@ class MemoryRegistry:
                 buffer.retire()
             record.state = State.FREED
             del self._live[record.key]
-            in_use = bool(record.uses)
-        if not in_use:
-            self._reclaim_now(buffer)
+            if not record.holds:
+                self._release(record)
+        self.collect(buffer)
 
-    def pin(self, record: Allocation, name: str) -> Pin:
-        """See `Buffer.pin`."""
-        if not isinstance(name, str) or not name:
-            raise TypeError(f"a pin's name is a str that is not empty: {name!r}")
-        with self._lock:
-            if record.state is not State.LIVE:
-                raise record.unusable()
-            pin = Pin(record, name)
-            record.pins.append(pin)
-            return pin
+    def resolve(
+        self, items: Sequence[tuple[Memory, Mode]], worker: int | None = None
+    ) -> tuple[list[Access], list[int]]:
+        """What a task does to memory, as the engine takes it: accesses, and the buffers that it keeps.
 
-    def unpin(self, record: Allocation, pin: Pin) -> None:
-        """See `Pin.release`."""
+        Args:
+            items: What is used, and how.
+            worker: The chip that will touch it: another chip's memory is an error unless peers are mapped.
+
+        Raises:
+            MemoryRangeError: Something is dead, another Worker's or another chip's.
+        """
+        accesses: list[Access] = []
+        buffers: list[int] = []
         with self._lock:
-            if pin in record.pins:
-                record.pins.remove(pin)
+            for memory, mode in items:
+                record = self._visible(memory, worker)
+                if record.graph_id not in buffers:
+                    buffers.append(record.graph_id)
+                if mode != HOLD:
+                    accesses += self._orderly(record, memory, mode)
+        return accesses, buffers
 
     def enqueue(
-        self,
-        items: Sequence[tuple[Memory, Mode]],
-        *,
-        worker: int | None = None,
-        what: str = "a call",
-        group: object | None = None,
+        self, items: Sequence[tuple[Memory, Mode]], *, worker: int | None = None, what: str = "a call"
     ) -> Use:
         """Check memory and take its place in the order; `Use.wait` says when it may be touched.
 
         Args:
             items: What is used, and how.
-            worker: The chip that will touch it: another chip's memory is an error unless peers are mapped.
+            worker: As in `resolve`.
             what: For messages.
-            group: Uses of the same group do not wait for each other: their owner orders them.
 
         Raises:
-            MemoryRangeError: Something is dead, another Worker's or another chip's; nothing is held.
+            MemoryRangeError: As `resolve`; nothing is held.
         """
-        use = Use(self, what, group)
-        if not items:
-            return use
-        blockers = use.blockers
+        held: list[Allocation] = []
+        accesses: list[Access] = []
         with self._lock:
-            plan = [(self._visible(memory, worker), memory, mode) for memory, mode in items]
-            for record, memory, mode in plan:
-                low, high = _range(memory, record, mode)
-                write = mode == WRITE
-                for other, other_low, other_high, other_write in record.uses:
-                    if (
-                        (write or other_write)
-                        and low < other_high
-                        and other_low < high
-                        and other is not use
-                        and (group is None or other.group is not group)
-                    ):
-                        blockers.append(other)
-                record.uses.append((use, low, high, write))
-                use.entries.append(record)
-        return use
+            for memory, mode in items:
+                record = self._visible(memory, worker)
+                if record not in held:
+                    held.append(record)
+                if mode != HOLD:
+                    accesses += self._orderly(record, memory, mode)
+            for record in held:
+                record.holds += 1
+        return self._queue(what, held, accesses)
+
+    def enqueue_pieces(self, pieces: Sequence[Piece], *, worker: int, what: str) -> Use:
+        """`enqueue` for bytes that are known to be inside their allocations."""
+        held = records_of(pieces)
+        with self._lock:
+            for record in held:
+                self._check(record, worker)
+            accesses = [
+                (record.worker + 1, int(writes), record.address + begin, record.address + end)
+                for record, begin, end, writes in pieces
+            ]
+            if any(record.unconfirmed for record in held):
+                refuse_pieces(pieces)
+            for record in held:
+                record.holds += 1
+        return self._queue(what, held, accesses)
 
     def acquire(
         self,
@@ -194,7 +243,6 @@ class MemoryRegistry:
         *,
         worker: int | None = None,
         what: str = "a call",
-        group: object | None = None,
     ) -> Use:
         """`enqueue`, then wait for the turn. Also a context manager: ``with registry.acquire(...):``.
 
@@ -202,55 +250,64 @@ class MemoryRegistry:
             MemoryRangeError: As `enqueue`, or the memory was lost while waiting; nothing is held.
             WorkerTimeoutError: The turn did not come in time; nothing is held.
         """
-        use = self.enqueue(items, worker=worker, what=what, group=group)
-        if not use.blockers:
-            return use
-        try:
-            if not use.wait(timeout_s):
-                raise self._late(use, worker, timeout_s)
-            for record in use.entries:
-                if record.state in (State.LOST, State.CLOSED):
-                    raise record.unusable()
-        except BaseException:
-            use.release()
-            raise
+        use = self.enqueue(items, worker=worker, what=what)
+        use.wait_turn(timeout_s, worker)
         return use
 
     def hold(self, memories: Iterable[Memory], *, worker: int | None = None, what: str = "a call") -> Use:
         """Keep memory from being reclaimed until released; orders nothing."""
         return self.enqueue([(memory, HOLD) for memory in memories], worker=worker, what=what)
 
-    def wait_turn(self, use: Use, timeout_s: float) -> bool:
-        """See `Use.wait`."""
-        deadline = time.monotonic() + timeout_s
-        for blocker in use.blockers:
-            while not blocker.released:
-                if not self._wait_for(blocker, deadline - time.monotonic()):
-                    return False
-        return True
-
-    def release(self, use: Use) -> None:
-        """See `Use.release`."""
-        if not use.entries:
-            use.released = True
+    def let_go(self, records: Sequence[Allocation]) -> None:
+        """The end of a `Use`."""
+        if not records:
             return
-        idle: list[Allocation] = []
+        is_free = False
         with self._lock:
-            if use.released:
-                return
-            use.released = True
-            use.blockers = []
-            for record in use.entries:
-                if len(record.uses) == 1 and record.uses[0][0] is use:
-                    record.uses.clear()
-                else:
-                    record.uses = [entry for entry in record.uses if entry[0] is not use]
-                if not record.uses and record.state is State.FREED and record not in idle:
+            for record in records:
+                record.holds -= 1
+                if not record.holds and record.state in (State.FREED, State.LOST):
+                    self._release(record)
+                    is_free = True
+        if is_free:
+            self.collect()
+
+    def collect(self, buffer: Buffer | HostBuffer | None = None) -> None:
+        """Give back what nothing uses any more.
+
+        Args:
+            buffer: What happens to it is the caller's to know: its errors pass through.
+        """
+        while self._dropped:
+            self.drop(self._dropped.popleft())
+        engine = self.engine
+        if engine is None or not self._released:
+            return
+        idle = []
+        with self._lock:
+            for number in engine.take_idle_buffers():
+                record = self._released.pop(number, None)
+                if record is not None:
                     idle.append(record)
-            if self._waiting:
-                self._turn.notify_all()
+            self._reclaiming += len(idle)
+        own = None if buffer is None else buffer.allocation
+        idle.sort(key=lambda record: record is own)  # last: its error ends this
         for record in idle:
-            self._reclaim_later(record)
+            try:
+                if buffer is not None and record is own:
+                    self._reclaim_now(buffer)
+                else:
+                    self._reclaim_later(record)
+            finally:
+                with self._lock:
+                    self._reclaiming -= 1
+                    self._reclaimed.notify_all()
+
+    def settle(self, timeout_s: float) -> None:
+        """`collect`, also what other threads are giving back at this moment."""
+        self.collect()
+        with self._lock:
+            self._reclaimed.wait_for(lambda: not self._reclaiming, min(timeout_s, threading.TIMEOUT_MAX))
 
     def worker_lost(self, worker: int) -> None:
         """A chip died, before any restart: its buffers say so from now on and their pins are dropped."""
@@ -262,7 +319,9 @@ class MemoryRegistry:
                     record.state = State.LOST
                     record.pins.clear()
                     del self._live[key]
-            self._turn.notify_all()
+                    if not record.holds:
+                        self._release(record)
+        self.collect()
 
     def close(self) -> None:
         """Every handle is dead from now on. Host memory without views goes back; views stay readable.
@@ -275,11 +334,12 @@ class MemoryRegistry:
                 record.state = State.CLOSED
                 record.pins.clear()
                 if isinstance(buffer, HostBuffer):
-                    self._close_host(buffer)
+                    self._host.close_buffer(buffer)
             self._live.clear()
-            self._heap = None
-            self._malloc, self._free = _refuse_malloc, _nothing_to_free
-            self._turn.notify_all()
+            self._host.close()
+            self._released.clear()
+            self.engine = None
+            self._malloc, self._free = refuse_malloc, nothing_to_free
 
     def live_bytes(self, worker: int) -> int:
         """Bytes in live buffers of one chip (`HOST`: of the heap), as asked for."""
@@ -291,45 +351,60 @@ class MemoryRegistry:
         record = getattr(memory.buffer if isinstance(memory, Tensor) else memory, "allocation", None)
         if not isinstance(record, Allocation):
             raise TypeError(f"memory is named by a Buffer, HostBuffer or Tensor, not by {memory!r}")
-        if record.registry is not self:
-            raise MemoryRangeError(f"{record.text} belongs to another Worker")
-        if record.state is not State.LIVE:
-            raise record.unusable()
+        self._check(record)
         return record
 
     def _visible(self, memory: Memory, worker: int | None) -> Allocation:
         record = self._usable(memory)
-        if self._maps_peers or worker is None or record.worker in (worker, HOST):
-            return record
-        raise MemoryRangeError(
-            f"{record.text} cannot be reached from worker {worker}: this platform does not map peers"
-        )
+        self._check(record, worker)
+        return record
 
-    def _wait_for(self, blocker: Use, timeout_s: float) -> bool:
-        """One wait; false when the time is over and the blocker still holds."""
-        if blocker.waiter is not None:
-            blocker.waiter(max(timeout_s, 0.0))
-            return blocker.released or timeout_s > 0
-        if timeout_s <= 0:
-            return False
-        with self._lock:
-            self._waiting += 1
-            try:
-                if not blocker.released:
-                    self._turn.wait(min(timeout_s, threading.TIMEOUT_MAX))
-            finally:
-                self._waiting -= 1
-        return True
+    def _check(self, record: Allocation, worker: int | None = None) -> None:
+        if record.registry is not self:
+            raise MemoryRangeError(f"{record.text} belongs to another Worker")
+        if record.state is not State.LIVE:
+            raise record.unusable()
+        if not self._maps_peers and worker is not None and record.worker not in (worker, HOST):
+            raise MemoryRangeError(
+                f"{record.text} cannot be reached from worker {worker}: this platform does not map peers"
+            )
 
-    def _late(self, use: Use, worker: int | None, timeout_s: float) -> WorkerTimeoutError:
-        blocker = next((other for other in use.blockers if not other.released), use)
-        return WorkerTimeoutError(
-            f"{use.what} waited {timeout_s:g} s for {blocker.what} to end with the same memory",
-            path=() if worker is None else (worker,),
-            started=False,
-            waited_for=blocker.what,
-            timeout_s=timeout_s,
-        )
+    def _queue(self, what: str, held: list[Allocation], accesses: list[Access]) -> Use:
+        if not accesses:
+            return Use(self, what, held, None)
+        try:
+            turn = self._engine().host_task(accesses, [])
+        except BaseException:  # whatever it is, nothing is held
+            self.let_go(held)
+            raise
+        return Use(self, what, held, turn)
+
+    def _orderly(self, record: Allocation, memory: Memory, mode: Mode) -> list[Access]:
+        accesses = accesses_of(memory, mode)
+        if record.unconfirmed:
+            refuse_unconfirmed(record, accesses)
+        return accesses
+
+    def _engine(self) -> _core.TaskEngine:
+        engine = self.engine
+        if engine is None:
+            raise ClosedError("the Worker was closed")
+        return engine
+
+    def _new_record(
+        self, worker: int, device_id: int, address: int, nbytes: int, generation: int
+    ) -> Allocation:
+        graph_id = self.engine.open_buffer() if self.engine is not None else 0
+        return Allocation(self, next(self._keys), worker, device_id, address, nbytes, generation, graph_id)
+
+    def _new_host_record(self, address: int, nbytes: int) -> Allocation:
+        return self._new_record(HOST, -1, address, nbytes, 0)
+
+    def _release(self, record: Allocation) -> None:
+        """Its owner has let go: it goes when no task names it. REQUIRES: the lock."""
+        if self.engine is not None and record.graph_id not in self._released:
+            self._released[record.graph_id] = record
+            self.engine.release_buffer(record.graph_id)
 
     def _reclaim_now(self, buffer: Buffer | HostBuffer) -> None:
         record = buffer.allocation
@@ -340,6 +415,7 @@ class MemoryRegistry:
                 with self._lock:
                     if self._generations.get(record.worker, 0) == record.generation:
                         record.state = State.LIVE
+                        record.graph_id = self._engine().open_buffer()
                         self._live[record.key] = buffer
             raise
 
@@ -353,42 +429,6 @@ class MemoryRegistry:
         if record.worker != HOST:
             if self._generations.get(record.worker, 0) == record.generation:
                 self._free(record.worker, record.address, record.generation)
-        else:
-            with self._lock:
-                if self._heap is not None:
-                    self._heap.release(record.address - self._heap.region.address)
-
-    def _close_host(self, buffer: HostBuffer) -> None:
-        try:
-            buffer.retire()
-        except BufferError:
             return
-        if self._heap is not None and not buffer.allocation.uses:
-            self._heap.release(buffer.address - self._heap.region.address)
-
-
-def _refuse_malloc(worker: int, nbytes: int) -> int:
-    raise ClosedError(f"malloc of {nbytes} bytes on worker {worker}: the Worker was closed")
-
-
-def _nothing_to_free(worker: int, address: int, generation: int) -> None:
-    """The device memory of a closed Worker has gone with its chips."""
-
-
-def _size(nbytes: object) -> int:
-    if isinstance(nbytes, bool) or not isinstance(nbytes, SupportsIndex):
-        raise TypeError(f"nbytes must be an integer: {nbytes!r}")
-    size = operator.index(nbytes)
-    if size < 1:
-        raise ValueError(f"nbytes must be at least 1: {size}")
-    return size
-
-
-def _range(memory: Memory, record: Allocation, mode: Mode) -> tuple[int, int]:
-    """Bytes [low, high) of the allocation; an empty range at 0 conflicts with nothing."""
-    if mode == HOLD:
-        return 0, 0
-    if isinstance(memory, Tensor):
-        low, nbytes = memory.span
-        return low, low + nbytes
-    return 0, record.nbytes
+        with self._lock:
+            self._host.give_back(record)

@@ -7,30 +7,35 @@ import logging
 import sys
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from simpler import _core, thread_limits
-from simpler.abandoned import Abandoned
+from simpler.capture import CapturedGraph, capture
 from simpler.child_main import ChildProgram
 from simpler.chips.backend import ChipBackend, ChipConfig
 from simpler.chips.registry import find_backend
 from simpler.control import registry as extension_registry
+from simpler.control import transfers as transfer_registry
 from simpler.deliveries import Deliveries, Dispatcher
 from simpler.device_memory import DeviceMemory
 from simpler.errors import ClosedError, SimplerError, StartupError, WorkerError
 from simpler.extensions import ExtensionCalls
 from simpler.failures import Failures
+from simpler.function_runs import run_function, submit_function
 from simpler.holds import Holds
 from simpler.memory import HostHeap, MemoryRegistry
-from simpler.orchestrator import run_function
-from simpler.status import ChildStats, ChildStatus, make_stats, make_status
+from simpler.status import ChildStats, ChildStatus, Names, make_stats, make_status
+from simpler.transfers import Transfers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Mapping
 
     from simpler.buffers import Buffer
     from simpler.callables import CallableHandle, CallableTable, Target
     from simpler.config import RunConfig, WorkerConfig
+    from simpler.run import RunHandle
+    from simpler.uses import Use
 
 _log = logging.getLogger("simpler.worker")
 _LAST_EVENTS_S = 0.2  # what is left of a program's callbacks when the shutdown budget is used up
@@ -48,26 +53,34 @@ class Node:
     def __init__(self, config: WorkerConfig, name: str, callables: CallableTable) -> None:
         """Map everything that is shared."""
         self.config = config
+        self.name = name
         self.callables = callables
         self.num_chips = len(config.device_ids)
         self.num_children = self.num_chips + config.num_sub_workers
         self.failures = Failures(config.device_ids, self.num_children)
         backends = self._make_backends(name)
         self.maps_peers = all(backend.maps_peers for backend in backends)
+        self.window_registrable = all(backend.window_registrable for backend in backends)
         extensions = extension_registry.snapshot()
+        providers = transfer_registry.snapshot()
         self._extension_names = [extension.name for extension in extensions]
+        self._provider_names = [provider.name for provider in providers]
         self.tree = _core.Tree(
             device_ids=config.device_ids,
             num_sub_workers=config.num_sub_workers,
             max_control_payload=config.max_control_payload,
             heap_bytes=config.heap_bytes,
             spin_us=config.spin_us,
+            max_pending_tasks=config.max_pending_tasks,
+            patience_s=config.control_timeout_s,
             keep_fds=config.keep_fds,
             name=name,
             make_error=self.failures,
         )
         for extension in extensions:
             self.tree.name_extension(extension.id, extension.name)
+        for provider in providers:
+            self.tree.name_provider(provider.id, provider.name)
         self.caller = self.tree
         self._holds = Holds()
         deliveries = Deliveries()
@@ -81,6 +94,7 @@ class Node:
             maps_peers=self.maps_peers,
             timeout_s=config.control_timeout_s,
             chunk_bytes=config.max_control_payload,
+            expect=deliveries.expect,
             may_block=lambda: not dispatcher.is_current(),
         )
         self.registry = MemoryRegistry(
@@ -99,17 +113,27 @@ class Node:
             deliveries,
             lambda: not dispatcher.is_current(),
         )
-        self.abandoned = Abandoned(name)
+        visible = [region is not None for region in regions]
+        self.transfers = Transfers(
+            config, weakref.proxy(self), self.tree, providers, visible, self.registry, deliveries
+        )
+        self._turns: dict[int, Callable[[], None]] = {}
+        self.engine: _core.TaskEngine
+        self._watched: dict[int, list[Callable[[], None]]] = {}
+        self._watched_lock = threading.Lock()
         self._program = ChildProgram(
-            backends, config.device_ids, extensions, callables, self.tree.heap, thread_limits.prepare()
+            backends,
+            config.device_ids,
+            extensions,
+            providers,
+            callables,
+            self.tree.heap,
+            thread_limits.prepare(),
         )
         self._deaths = [0] * self.num_children
         self._restart_lock = threading.Lock()
         self._restarting: set[int] = set()
         self._deaths_lock = threading.Lock()
-        self._sub_lock = threading.Lock()
-        self._sub_turn = 0
-        self._sub_load = [0] * config.num_sub_workers
 
     def _make_backends(self, name: str) -> list[ChipBackend]:
         make = find_backend(self.config.platform)
@@ -128,6 +152,7 @@ class Node:
         for number, callable_name in enumerate(self.callables.names()):
             self.tree.name_callable(number, callable_name)
         self.tree.start(self._program, self._keep, self.config.startup_timeout_s)
+        self.engine = self.registry.engine = _core.TaskEngine.of(self.tree)
         self._note_pids()
         self._dispatcher.start()
 
@@ -139,10 +164,15 @@ class Node:
     def close(self) -> None:
         """Stop every child and free everything; bounded by shutdown_timeout_s."""
         deadline = time.monotonic() + self.config.shutdown_timeout_s
-        self.tree.close(self.config.shutdown_timeout_s)
-        self._dispatcher.join(max(deadline - time.monotonic(), _LAST_EVENTS_S))
-        self._holds.end_all()
-        self.registry.close()
+        try:
+            self.transfers.close(self.config.shutdown_timeout_s / 2)
+        finally:  # an interrupt ends the waiting, not the closing
+            self.tree.close(max(deadline - time.monotonic(), 0.0))
+            self._dispatcher.join(max(deadline - time.monotonic(), _LAST_EVENTS_S))
+            self.transfers.end_all()
+            self._holds.end_all()
+            self.engine.close()
+            self.registry.close()
 
     def kill(self, worker: int) -> None:
         """`Worker.kill`."""
@@ -165,6 +195,8 @@ class Node:
             try:
                 for number, blob in self.callables.shipped():
                     self.tree.call(worker, _REGISTER, number, 0, b"", blob, self.config.control_timeout_s)
+                self.engine.worker_back(worker)
+                self.transfers.worker_back(worker)
             except SimplerError as error:
                 self.kill(worker)
                 raise _restart_error(worker, error) from error
@@ -195,6 +227,8 @@ class Node:
             if worker < self.num_chips:
                 for _ in range(new):
                     self.registry.worker_lost(worker)
+        if new:
+            self.transfers.worker_died(worker)
 
     # What the dispatcher tells
 
@@ -207,12 +241,75 @@ class Node:
         """A request that its caller had given up has ended."""
         self._holds.end(worker, hold)
 
+    def on_run_done(self, number: int) -> None:
+        """A watched run is done."""
+        with self._watched_lock:
+            calls = self._watched.pop(number, [])
+        for call in calls:
+            call()
+
+    def on_turn(self, number: int) -> None:
+        """A watched use's turn has come, or never will."""
+        with self._watched_lock:
+            call = self._turns.pop(number, None)
+        if call is not None:
+            call()
+
+    def watch_turn(self, use: Use, call: Callable[[], None]) -> None:
+        """See `TransferHost`."""
+        turn = use.turn
+        if turn is None:
+            call()
+            return
+        with self._watched_lock:
+            self._turns[turn.number] = call
+        if turn.watch():
+            self.on_turn(turn.number)
+
+    def may_block(self) -> bool:
+        """See `TransferHost`."""
+        return not self._dispatcher.is_current()
+
+    def is_alive(self, worker: int) -> bool:
+        """See `TransferHost`."""
+        return self.tree.alive(worker)
+
+    def wait_gone(self, worker: int) -> None:
+        """See `TransferHost`: a death is known before the kernel has taken the process down."""
+        self.tree.kill(worker)
+
+    def process_number(self, worker: int) -> int:
+        """See `TransferHost`."""
+        return self.tree.generation(worker)
+
+    def note_death(self, worker: int) -> None:
+        """See `TransferHost`."""
+        self._note_death(worker)
+
+    def on_buffers_idle(self) -> None:
+        """There is memory to be given back."""
+        self.registry.collect()
+
+    def watch(self, run: _core.Run, call: Callable[[], None]) -> None:
+        """See `run.Host`."""
+        with self._watched_lock:
+            self._watched.setdefault(run.number, []).append(call)
+        if run.watch():
+            self.on_run_done(run.number)
+
+    def unwatch(self, run: _core.Run, call: Callable[[], None]) -> None:
+        """See `run.Host`."""
+        with self._watched_lock:
+            calls = self._watched.get(run.number, [])
+            if call in calls:
+                calls.remove(call)
+
     # What it is doing
 
     def status(self) -> list[ChildStatus]:
         """`Worker.status`."""
-        names = self.callables.names()
-        return [make_status(raw, self._extension_names, names) for raw in self.tree.status()]
+        names = Names(self._extension_names, self._provider_names, self.callables.names())
+        return [make_status(raw, names) for raw in self.tree.status()]
 
     def stats(self) -> list[ChildStats]:
         """`Worker.stats`."""
@@ -258,27 +355,15 @@ class Node:
         """`Worker.run`."""
         return run_function(self, fn, args, config, timeout_s)
 
-    def take_sub_worker(self) -> int:
-        """The living sub worker with the fewest tasks, in turn; give it back when its task has ended.
+    def submit(
+        self, fn: Callable[..., Any] | CallableHandle, args: Any, config: RunConfig | None
+    ) -> RunHandle:
+        """`Worker.submit`."""
+        return submit_function(self, fn, args, config)
 
-        Raises:
-            WorkerError: all of them are dead.
-        """
-        with self._sub_lock:
-            count = self.config.num_sub_workers
-            order: Iterable[int] = ((self._sub_turn + step) % count for step in range(count))
-            alive = [sub for sub in order if self.tree.alive(self.num_chips + sub)]
-            if not alive:
-                raise WorkerError(f"all {count} sub workers are dead: restart() one")
-            chosen = min(alive, key=lambda sub: self._sub_load[sub])
-            self._sub_turn = (chosen + 1) % count
-            self._sub_load[chosen] += 1
-        return self.num_chips + chosen
-
-    def give_back_sub_worker(self, worker: int) -> None:
-        """Its task has ended."""
-        with self._sub_lock:
-            self._sub_load[worker - self.num_chips] -= 1
+    def capture(self, fn: Callable[..., Any], args: Mapping[str, Any] | None) -> CapturedGraph:
+        """`Worker.capture`."""
+        return capture(self, fn, args)
 
 
 def _restart_error(worker: int, error: SimplerError) -> SimplerError:

@@ -1,68 +1,126 @@
-"""One run: the tasks that an orchestration function submits, executed one after another in that order.
-
-Consecutive tasks of one child are sent ahead into its ring, each naming the one before, which the child
-skips it for when that failed. A task for another child is sent when all earlier ones have ended.
-"""
+"""Runs and their tasks, from the side of whoever submitted them."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pickle
-import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
+from simpler import _core
 from simpler.config import wait_timeout
-from simpler.errors import RemoteError, TaskError, WorkerDiedError, WorkerTimeoutError
+from simpler.errors import ClosedError, RunCancelledError, SimplerError, TaskError, WorkerTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
-    from simpler.uses import Use
+    from simpler.callables import CallableTable
+    from simpler.failures import Failures
+    from simpler.trace import Tracer
 
-_DONE, _FAILED = 0, 1
 _INF = math.inf
-Outcome = tuple[int, bytes, tuple[str, str, str] | None]
+_OK, _FAILED, _LOST, _POISONED, _CANCELLED = range(5)
+Failure = tuple[int, int, "tuple[str, str, str] | None", str]
+"""(callable, worker, the exception in the child or None, how the worker died)."""
 
 
-class Ring(Protocol):
-    """The task rings of the children: `_core.Tree`."""
+class Host(Protocol):
+    """What a run needs of the node that it belongs to."""
 
-    def publish(self, worker: int, callable_id: int, args: bytes, after: int, timeout_s: float, /) -> int:
-        """Send one task; its number in the worker's ring."""
+    callables: CallableTable
+    failures: Failures
 
-    def wait_task(self, worker: int, seq: int, timeout_s: float, /) -> Outcome | None:
-        """Take the outcome of one task; None when the time ran out."""
+    def watch(self, run: _core.Run, call: Callable[[], None]) -> None:
+        """Call once, on the node's own thread, when the run is done; now if it is."""
+
+    def unwatch(self, run: _core.Run, call: Callable[[], None]) -> None:
+        """Do not call any more."""
 
 
-class TaskHandle:
+class RunContext:
+    """What the tasks of one run share: names, and the run's own limit."""
+
+    __slots__ = ("deadline", "host", "limit_s", "tracer")
+
+    def __init__(self, host: Host, limit_s: float, tracer: Tracer | None = None) -> None:
+        self.host = host
+        self.limit_s = limit_s
+        self.tracer = tracer
+        self.deadline = _INF if limit_s == _INF else time.monotonic() + limit_s
+
+    def left(self) -> float:
+        """Seconds until the run's deadline, not below 0."""
+        return _INF if self.deadline == _INF else max(self.deadline - time.monotonic(), 0.0)
+
+    def trace_when_done(self, run: _core.Run) -> None:
+        """Have the trace written, if there is one."""
+        if self.tracer is not None:
+            self.host.watch(run, self.tracer.write)
+
+    def is_late(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.deadline != _INF and time.monotonic() >= self.deadline
+
+    def error(self, failure: Failure, poisoned: int = 0) -> TaskError:
+        """The error of a task that failed or was lost."""
+        callable_id, worker, remote, lost = failure
+        failures = self.host.failures
+        cause: BaseException
+        if remote is not None:
+            cause = failures.remote(worker, remote)
+        else:
+            cause = failures("died", worker, lost, True, None)  # noqa: FBT003 - as the core calls it
+        return TaskError(
+            callable=self.host.callables.name(callable_id), path=(worker,), cause=cause, poisoned=poisoned
+        )
+
+    def run_error(self, summary: _core.RunSummary) -> SimplerError:
+        """The error of a run in which not every task succeeded."""
+        tasks, _, poisoned, cancelled, timed_out, closed, failure = summary
+        if closed:
+            return ClosedError("the run was not done when the worker was closed")
+        if failure is not None:
+            return self.error(failure, poisoned=poisoned)
+        if timed_out:
+            what = f"the run ({cancelled} of {tasks} tasks did not begin)"
+            return self.timed_out(what, None, started=cancelled < tasks)
+        return RunCancelledError(f"the run was cancelled: {cancelled} of {tasks} tasks did not begin")
+
+    def timed_out(self, what: str, timeout_s: float | None, *, started: bool = True) -> WorkerTimeoutError:
+        """The error of waiting longer than `timeout_s`, or than the run may take."""
+        whole_run = timeout_s is None or self.is_late()
+        limit = self.limit_s if whole_run else timeout_s
+        assert limit is not None
+        return WorkerTimeoutError(
+            f"{what} had not ended when the {'run' if whole_run else 'wait'}'s limit of {limit:g} s passed",
+            path=(),
+            started=started,
+            waited_for=what,
+            timeout_s=limit,
+        )
+
+
+class TaskHandle(_core.Task):
     """A submitted task.
 
-    Attributes:
-        name: Its function's.
-        worker_id: The child that runs it.
+    Thread safety: any thread.
     """
 
-    __slots__ = ("error", "finished", "name", "raw", "run", "seq", "use", "worker_id")
+    __slots__ = ()
 
-    def __init__(self, run: Run, name: str, worker_id: int, use: Use | None) -> None:
-        self.run = run
-        self.name = name
-        self.worker_id = worker_id
-        self.use = use
-        self.seq = 0
-        self.finished = False
-        self.error: TaskError | None = None
-        self.raw = b""
+    @property
+    def name(self) -> str:
+        """Its function's."""
+        return self._context.host.callables.name(self.callable_id)
 
-    def is_finished(self) -> bool:
-        """As the attribute, read anew."""
-        return self.finished
-
-    def done(self) -> bool:
-        """Whether it has ended: done, failed or not run because an earlier one failed."""
-        return self.finished or self.run.settle(self, 0.0)
+    @property
+    def worker_id(self) -> int | None:
+        """The child that runs it; None for a group, and for a task of sub workers until it has ended."""
+        if self.worker >= 0:
+            return self.worker
+        outcome = self.fetch(0.0)
+        return outcome[1] if outcome is not None and outcome[1] >= 0 else None
 
     def result(self, timeout_s: float | None = None) -> Any:
         """Wait until it has ended; what a Python function returned, None for a native kernel.
@@ -70,239 +128,139 @@ class TaskHandle:
         Args:
             timeout_s: None has no limit but the run's, 0 polls.
 
+        Returns:
+            For a group the list of its members' results, in their order.
+
         Raises:
-            TaskError: it failed, or an earlier task of the run did: then the error names that one.
+            TaskError: it failed, or one before it did whose result it needed: then the error names that one.
+            RunCancelledError: its run was cancelled before it began.
             WorkerTimeoutError: not yet ended. Nothing is cancelled.
         """
-        if not self.finished and not (timeout_s is None and self.run.settle_oldest(self)):
-            limit = math.inf if timeout_s is None else wait_timeout(timeout_s)
-            if not self.run.settle(self, limit):
-                raise self.run.timed_out(self, timeout_s)
-        if self.error is not None:
-            raise self.error
-        return pickle.loads(self.raw) if self.raw else None
+        context = self._context
+        if timeout_s is None:
+            outcome = self.fetch(_INF if context.deadline == _INF else context.left())
+        else:
+            outcome = self.fetch(min(wait_timeout(timeout_s), context.left()))
+        if outcome is None:
+            raise context.timed_out(f"task {self.name!r}", timeout_s)
+        state, _, value = outcome
+        if state == _OK:
+            if value.__class__ is bytes:
+                return pickle.loads(value) if value else None
+            return [pickle.loads(part) if part else None for part in value]
+        raise self._error(state, value)
 
-    def wait_for_use(self, timeout_s: float) -> None:
-        """Wait on behalf of someone who needs the memory; longer than the run may take if need be."""
-        self.run.settle_for(self, timeout_s)
+    def _error(self, state: int, value: Any) -> SimplerError:
+        context = self._context
+        if state in (_FAILED, _LOST, _POISONED) and value is not None:
+            return context.error(value, poisoned=1 if state == _POISONED else 0)
+        if state in (_CANCELLED, _POISONED):
+            if context.is_late():
+                return context.timed_out(f"task {self.name!r}", None)
+            return RunCancelledError(f"task {self.name!r} did not run: its run was cancelled")
+        return ClosedError(f"task {self.name!r} had not ended when the worker was closed")
 
-    def when_ended(self, callback: Callable[[], None]) -> None:
-        """Call back once when it has ended; now if it has."""
-        self.run.call_when_ended(self, callback)
+    @property
+    def _context(self) -> RunContext:
+        context: RunContext = self.core_run.context
+        return context
 
     def __repr__(self) -> str:
-        state = "pending" if not self.finished else "done" if self.error is None else "failed"
-        return f"<TaskHandle {self.name!r} on worker {self.worker_id}, {state}>"
+        outcome = self.fetch(0.0) if self.done() else None
+        state = "pending" if outcome is None else "done" if outcome[0] == _OK else "failed"
+        return f"<TaskHandle {self.name!r}, {state}>"
 
 
-class Run:
-    """The tasks of one `Worker.run`.
+_core.set_task_type(TaskHandle)
 
-    Thread safety: any thread; whoever waits collects the outcomes of all tasks up to the one wanted.
+
+class RunHandle:
+    """A run whose function has returned: what `Worker.submit` gives.
+
+    Letting go of it cancels nothing. Thread safety: any thread.
     """
 
-    def __init__(
-        self, ring: Ring, remote: Callable[[int, tuple[str, str, str]], RemoteError], timeout_s: float
-    ) -> None:
-        self._publish = ring.publish
-        self._wait_task = ring.wait_task
-        self._remote = remote
-        self._timeout_s = timeout_s
-        self._deadline = time.monotonic() + timeout_s if timeout_s != math.inf else math.inf
-        self._lock = threading.RLock()
-        self._open: deque[TaskHandle] = deque()
-        self._last: TaskHandle | None = None
-        self._failed: TaskHandle | None = None
-        self._poisoned = 0
-        self._callbacks: dict[TaskHandle, Callable[[], None]] = {}
+    __slots__ = ("_context", "_core", "_error", "_is_task", "_value")
 
-    def left(self) -> float:
-        """Seconds until the run's deadline."""
-        return math.inf if self._deadline == math.inf else self._deadline - time.monotonic()
+    def __init__(self, core: _core.Run, context: RunContext, value: Any, *, is_task: bool = False) -> None:
+        """`value` is its result; with `is_task` the handle of the task whose result that is."""
+        self._core = core
+        self._context = context
+        self._value = value
+        self._is_task = is_task
+        self._error: SimplerError | None = None
 
-    def submit(self, name: str, worker: int, callable_id: int, args: bytes, use: Use | None) -> TaskHandle:
-        """Send one task unless an earlier one has failed; `use` is released when it has ended."""
-        handle = TaskHandle(self, name, worker, use)
-        last = self._last
-        behind = last is not None and not last.finished
-        try:
-            if behind or use is not None or self._deadline != _INF:
-                self._wait_turn(handle, last if behind else None, use)
-            if self._failed is not None:
-                self._poison(handle)
-                return handle
-            after = last.seq if last is not None and not last.finished else 0
-            left = _INF if self._deadline == _INF else self.left()
-            handle.seq = self._publish(worker, callable_id, args, after, left)
-        except WorkerDiedError as error:
-            self.drain(self.left())
-            if self._failed is None:
-                self._fail(handle, error)
-            else:
-                self._poison(handle)
-            return handle
-        except BaseException:
-            if use is not None:
-                use.release()
-            raise
-        self._last = handle
-        self._open.append(handle)
-        return handle
+    def done(self) -> bool:
+        """Whether all of its tasks have ended."""
+        return self._core.wait(0.0)
 
-    def _wait_turn(self, handle: TaskHandle, last: TaskHandle | None, use: Use | None) -> None:
-        """Wait until `handle` may be sent: behind `last` in its ring, else when that has ended."""
-        if last is not None and last.worker_id != handle.worker_id and not self.settle(last, _INF):
-            raise self.timed_out(last, None)
-        left = self.left()
-        if left <= 0:
-            raise self.timed_out(handle, None)
-        if use is not None:
-            use.waiter = handle.wait_for_use
-            if not use.wait(left):
-                raise self.timed_out(handle, None)
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until all of its tasks have ended; false when the time ran out. Cancels nothing.
 
-    def settle_oldest(self, handle: TaskHandle) -> bool:
-        """The common case of `settle`, made short: no limit, and no other task to collect first.
-
-        False when the case is another, and then nothing was done.
+        Args:
+            timeout_s: None has no limit, 0 polls.
         """
-        if self._deadline != _INF or not self._lock.acquire(blocking=False):
+        return self._core.wait(wait_timeout(timeout_s))
+
+    def cancel(self) -> bool:
+        """Keep what has not begun from beginning; what has goes on, and the run is done when it has ended.
+
+        Returns:
+            False when the run was done already.
+        """
+        if self.done():
             return False
-        try:
-            pending = self._open
-            return bool(pending) and pending[0] is handle and self._take(handle, _INF)
-        finally:
-            self._lock.release()
+        self._core.cancel()
+        return True
 
-    def settle(self, handle: TaskHandle, timeout_s: float) -> bool:
-        """Wait until `handle` has ended, within the run's deadline too."""
-        return self.settle_for(handle, min(timeout_s, max(self.left(), 0.0)))
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Wait for the run and give what its function returned.
 
-    def drain(self, timeout_s: float) -> TaskHandle | None:
-        """Wait for every task; the first that has not ended in time."""
-        while self._open:
-            try:
-                first = self._open[0]
-            except IndexError:  # another thread took it
-                continue
-            if not self.settle_for(first, timeout_s):
-                return first
-        return None
-
-    def has_open(self) -> bool:
-        """Whether the outcome of some task has not been collected."""
-        return bool(self._open)
-
-    def call_when_ended(self, handle: TaskHandle, callback: Callable[[], None]) -> None:
-        """See `TaskHandle.when_ended`."""
-        with self._lock:
-            if not handle.finished:
-                self._callbacks[handle] = callback
-                return
-        callback()
-
-    def release_all(self) -> None:
-        """The processes are gone: nothing uses memory any more."""
-        while self._open:
-            handle = self._open.popleft()
-            if handle.use is not None:
-                handle.use.release()
-
-    def finish(self) -> None:
-        """Wait for every task.
+        Args:
+            timeout_s: None has no limit but the run's, 0 polls.
 
         Raises:
             TaskError: the first failure, with the number of tasks that did not run because of it.
-            WorkerTimeoutError: the run's deadline passed; tasks that have begun go on.
+            RunCancelledError: it was cancelled, and not every task had begun.
+            WorkerTimeoutError: it is not done, or was cut short by its deadline; what has begun goes on.
+            ClosedError: the Worker was closed before the run was done.
         """
-        late = self.drain(max(self.left(), 0.0))
-        if late is not None:
-            raise self.timed_out(late, None)
-        if self._failed is not None:
-            raise self.failure()
+        limit = min(wait_timeout(timeout_s), self._context.left())
+        summary = self._core.finish(limit)
+        if summary is None:
+            raise self._context.timed_out("the run", timeout_s)
+        if summary is not True:
+            self._error = self._context.run_error(summary)
+        if self._error is not None:
+            raise self._error
+        return self._value.result() if self._is_task else self._value
 
-    def failure(self) -> TaskError:
-        """The run's error. REQUIRES: a task has failed."""
-        assert self._failed is not None
-        first = self._failed.error
-        assert first is not None
-        return TaskError(callable=first.callable, path=first.path, cause=first.cause, poisoned=self._poisoned)
+    def __await__(self) -> Generator[Any, None, Any]:
+        """As `result()`, in an event loop."""
+        import asyncio
 
-    def timed_out(self, handle: TaskHandle, timeout_s: float | None) -> WorkerTimeoutError:
-        """The error of waiting for `handle` longer than `timeout_s`, or than the run may take."""
-        whole_run = timeout_s is None or self.left() <= 0
-        limit = self._timeout_s if whole_run else timeout_s
-        what = f"task {handle.name!r} on worker {handle.worker_id}"
-        return WorkerTimeoutError(
-            f"{what} had not ended when the {'run' if whole_run else 'wait'}'s limit of {limit:g} s passed",
-            path=(handle.worker_id,),
-            started=handle.seq != 0,
-            waited_for=what,
-            timeout_s=limit,
-        )
+        if not self.done():
+            loop = asyncio.get_running_loop()
+            woken = loop.create_future()
 
-    def settle_for(self, handle: TaskHandle, timeout_s: float) -> bool:
-        """Wait until `handle` has ended, collecting the outcomes up to it; false when the time ran out."""
-        if handle.finished:
-            return True
-        timeout_s = max(timeout_s, 0.0)
-        deadline = time.monotonic() + timeout_s
-        bound = min(timeout_s, threading.TIMEOUT_MAX)
-        if not self._lock.acquire(timeout=bound):
-            return False
-        try:
-            while not handle.is_finished():
-                first = self._open[0]
-                left = math.inf if timeout_s == math.inf else max(deadline - time.monotonic(), 0.0)
-                if not self._take(first, left):
-                    return False
-        finally:
-            self._lock.release()
-        return True
+            def wake() -> None:
+                if not woken.done():
+                    woken.set_result(None)
 
-    def _take(self, handle: TaskHandle, timeout_s: float) -> bool:
-        """Collect the oldest task; false when the time ran out."""
-        try:
-            outcome = self._wait_task(handle.worker_id, handle.seq, timeout_s)
-        except WorkerDiedError as error:
-            self._open.popleft()
-            if self._failed is None:
-                self._fail(handle, error)
-            else:
-                self._poison(handle)
-            return True
-        if outcome is None:
-            return False
-        self._open.popleft()
-        state, result, remote = outcome
-        if state == _DONE:
-            handle.raw = result
-            if handle.use is None and not self._callbacks:
-                handle.finished = True
-            else:
-                self._end(handle)
-        elif state == _FAILED and remote is not None:
-            self._fail(handle, self._remote(handle.worker_id, remote))
-        else:
-            self._poison(handle)
-        return True
+            def told() -> None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                    loop.call_soon_threadsafe(wake)
 
-    def _fail(self, handle: TaskHandle, cause: BaseException) -> None:
-        handle.error = TaskError(callable=handle.name, path=(handle.worker_id,), cause=cause)
-        if self._failed is None:
-            self._failed = handle
-        self._end(handle)
+            self._context.host.watch(self._core, told)
+            left = self._context.left()
+            timer = None if left == _INF else loop.call_later(left, wake)
+            try:
+                yield from woken
+            finally:
+                self._context.host.unwatch(self._core, told)
+                if timer is not None:
+                    timer.cancel()
+        return self.result(0.0)
 
-    def _poison(self, handle: TaskHandle) -> None:
-        self._poisoned += 1
-        handle.error = self.failure()
-        self._end(handle)
-
-    def _end(self, handle: TaskHandle) -> None:
-        handle.finished = True
-        use = handle.use
-        if use is not None:
-            handle.use = None
-            use.release()
-        if self._callbacks and (callback := self._callbacks.pop(handle, None)) is not None:
-            callback()
+    def __repr__(self) -> str:
+        return f"<RunHandle, {'done' if self.done() else 'running'}>"

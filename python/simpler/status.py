@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simpler import _core
 
@@ -31,12 +31,12 @@ class Running(Record):
     """What a child is running."""
 
     what: str
-    """``"control"``, ``"extension"`` or ``"task"``."""
+    """``"control"``, ``"extension"``, ``"transfer"`` or ``"task"``."""
     name: str
-    """The control code's, the extension's or the callable's name."""
+    """The control code's, the extension's, the transfer provider's or the callable's name."""
     seconds: float
     lane: str
-    """``"main"``, or ``"service"`` for a concurrent extension."""
+    """``"main"``, or ``"service"`` for a transfer or a concurrent extension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,30 +89,34 @@ def op_name(op: int) -> str:
         return f"#{op}"
 
 
-def name_work(
-    what: str, op: int, arg: int, extension_names: Sequence[str], callable_names: Sequence[str]
-) -> tuple[str, str]:
+class Names(NamedTuple):
+    """The names of what runs, by number."""
+
+    extensions: Sequence[str]
+    providers: Sequence[str]
+    callables: Sequence[str]
+
+
+def name_work(what: str, op: int, arg: int, names: Names) -> tuple[str, str]:
     """`Running.what` and `Running.name` of work given by numbers."""
     if what == "task":
-        return "task", name_of(callable_names, arg)
+        return "task", name_of(names.callables, arg)
     if op == _core.ControlOp.EXTENSION:
-        return "extension", name_of(extension_names, arg)
+        return "extension", name_of(names.extensions, arg)
+    if op == _core.ControlOp.TRANSFER:
+        return "transfer", name_of(names.providers, arg)
     return "control", op_name(op)
 
 
-def make_running(
-    raw: dict[str, Any], extension_names: Sequence[str], callable_names: Sequence[str]
-) -> Running:
+def make_running(raw: dict[str, Any], names: Names) -> Running:
     """A core's record of one running thing, with names for its numbers."""
-    what, name = name_work(raw["what"], raw["op"], raw["arg"], extension_names, callable_names)
+    what, name = name_work(raw["what"], raw["op"], raw["arg"], names)
     return Running(what=what, name=name, seconds=raw["seconds"], lane=raw["lane"])
 
 
-def make_status(
-    raw: dict[str, Any], extension_names: Sequence[str], callable_names: Sequence[str]
-) -> ChildStatus:
+def make_status(raw: dict[str, Any], names: Names) -> ChildStatus:
     """One record from the core's."""
-    running = [make_running(item, extension_names, callable_names) for item in raw["running"]]
+    running = [make_running(item, names) for item in raw["running"]]
     running.sort(key=lambda item: (item.lane != "main", -item.seconds))
     return ChildStatus(
         path=(raw["worker"],) if raw["worker"] >= 0 else (),

@@ -1,4 +1,4 @@
-"""A place in the order in which byte ranges are used."""
+"""What is done with memory, and a call's turn at it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import enum
 import math
 from typing import TYPE_CHECKING
 
+from simpler.errors import WorkerTimeoutError
+from simpler.states import State
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
     from typing_extensions import Self
 
+    from simpler import _core
     from simpler.buffers import Allocation
     from simpler.memory import MemoryRegistry
 
@@ -28,40 +31,72 @@ READ, WRITE, HOLD = Mode.READ, Mode.WRITE, Mode.HOLD
 
 
 class Use:
-    """One task, call or transfer that uses memory. Release it when that has truly ended.
+    """One call that uses memory of its own accord, beside the tasks. Release it when that has ended.
 
     Attributes:
         what: For messages.
-        group: Uses of the same group (a run) do not wait for each other.
-        entries: The allocations used.
-        blockers: Earlier uses that exclude this one.
-        waiter: Called without locks as ``waiter(timeout_s)`` by whoever waits for this use; it may block
-            until the work has ended, and releases the use then. Without it they wait for `release`.
     """
 
-    __slots__ = ("_registry", "blockers", "entries", "group", "released", "waiter", "what")
+    __slots__ = ("_registry", "_turn", "held", "released", "what")
 
-    def __init__(self, registry: MemoryRegistry, what: str, group: object | None) -> None:
+    def __init__(
+        self, registry: MemoryRegistry, what: str, held: list[Allocation], turn: _core.HostTask | None
+    ) -> None:
         self._registry = registry
-        self.entries: list[Allocation] = []
-        self.blockers: list[Use] = []
+        self._turn = turn
+        self.held = held
         self.what = what
-        self.group = group
-        self.waiter: Callable[[float], None] | None = None
         self.released = False
 
     @property
     def granted(self) -> bool:
-        """Whether every earlier use that excludes this one has ended."""
-        return all(use.released for use in self.blockers)
+        """Whether everything that came before and excludes this has ended."""
+        return self.wait(0.0)
 
     def wait(self, timeout_s: float = math.inf) -> bool:
         """Block until `granted`; false when the time ran out. 0 polls."""
-        return not self.blockers or self._registry.wait_turn(self, timeout_s)
+        return self._turn is None or self._turn.wait(timeout_s)
+
+    @property
+    def turn(self) -> _core.HostTask | None:
+        """Its place in the order; None when it excludes nobody."""
+        return self._turn
+
+    def wait_turn(self, timeout_s: float, worker: int | None) -> None:
+        """`wait`, and be sure that the memory is there; else the use is released.
+
+        Raises:
+            WorkerTimeoutError: The turn did not come in time.
+            MemoryRangeError: The memory was lost meanwhile.
+        """
+        try:
+            if not self.wait(timeout_s):
+                raise self._late(timeout_s, worker)
+            for record in self.held:
+                if record.state in (State.LOST, State.CLOSED):
+                    raise record.unusable()
+        except BaseException:  # an interrupt too leaves the queue
+            self.release()
+            raise
+
+    def _late(self, timeout_s: float, worker: int | None) -> WorkerTimeoutError:
+        before = "the tasks and calls before it that use the same memory"
+        return WorkerTimeoutError(
+            f"{self.what} waited {timeout_s:g} s for {before} to end",
+            path=() if worker is None else (worker,),
+            started=False,
+            waited_for=before,
+            timeout_s=timeout_s,
+        )
 
     def release(self) -> None:
         """End the use; frees that waited for it are done here. Nothing the second time."""
-        self._registry.release(self)
+        if self.released:
+            return
+        self.released = True
+        if self._turn is not None:
+            self._turn.end()
+        self._registry.let_go(self.held)
 
     def __enter__(self) -> Self:
         return self

@@ -11,14 +11,18 @@ from simpler.payloads import as_payload
 from simpler.worker_base import WorkerBase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from concurrent.futures import Future
 
     from simpler.buffers import Buffer, HostBuffer
     from simpler.callables import CallableHandle, Target
+    from simpler.capture import CapturedGraph
     from simpler.extensions import Buffers
     from simpler.payloads import BytesLike
+    from simpler.run import RunHandle
     from simpler.tensor import Tensor
+    from simpler.transfer_handle import TransferHandle
+    from simpler.transfer_ranges import TransferRange
 
 _ControlOp = _core.ControlOp
 _EXTENSION = _ControlOp.EXTENSION
@@ -33,6 +37,8 @@ _INSTEAD = {
     _ControlOp.COPY_OUT: "copy_from()",
     _ControlOp.COPY_PEER: "copy()",
     _ControlOp.REGISTER: "register()",
+    _ControlOp.TRANSFER: "submit_transfer()",
+    _ControlOp.TRANSFER_CONTROL: "confirm_transfers() or reset_provider()",
 }
 
 
@@ -132,6 +138,64 @@ class Worker(WorkerBase):
         limit = call_timeout(timeout_s, self._control_timeout_s)
         engine = self._ready("submit_chip_control_extension")
         return engine.extensions.submit(name, payload, worker_id, limit, buffers, fail_fast)
+
+    def submit_transfer(
+        self,
+        name: str,
+        ranges: Iterable[TransferRange],
+        payload: BytesLike = b"",
+        *,
+        worker_id: int | Iterable[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> TransferHandle:
+        """Have a provider move data in a chip's process while tasks go on.
+
+        It begins when the tasks, copies and transfers submitted before it that conflict have ended; those
+        submitted after it wait for the bytes that it touches, and for nothing else. Reads share.
+
+        Args:
+            name: A provider, as registered before init().
+            ranges: The memory that it may touch, and how.
+            payload: For the provider; copied.
+            worker_id: The chip whose provider it is; None: the one chip that owns the ranges.
+            timeout_s: How long to wait while `max_transfers` or `max_transfer_bytes` are in flight.
+
+        Raises:
+            MemoryRangeError: memory that is dead, foreign, out of range, held by an unconfirmed transfer, or
+                in a window that this platform cannot register.
+            BackPressureError: too much stayed in flight.
+            UnknownExtensionError: registered after init(), or never.
+        """
+        limit = call_timeout(timeout_s, self._control_timeout_s)
+        engine = self._ready("submit_transfer")
+        chip = None if worker_id is None else self._chip(worker_id)
+        return engine.transfers.submit(name, ranges, payload, chip, limit)
+
+    def confirm_transfers(
+        self, name: str, *, worker_id: int | Iterable[int], timeout_s: float | None = None
+    ) -> int:
+        """Ask a provider's ``confirm(ids)`` which unconfirmed transfers have stopped; how many have."""
+        limit = call_timeout(timeout_s, self._control_timeout_s)
+        engine = self._ready("confirm_transfers")
+        return engine.transfers.confirm(name, self._chip(worker_id), limit, reset=False)
+
+    def reset_provider(
+        self, name: str, *, worker_id: int | Iterable[int], timeout_s: float | None = None
+    ) -> int:
+        """Have a provider's ``reset()`` tear its engine down; how many unconfirmed transfers are released.
+
+        Transfers that still run are told of it by their engine, and end on their own.
+        """
+        limit = call_timeout(timeout_s, self._control_timeout_s)
+        engine = self._ready("reset_provider")
+        return engine.transfers.confirm(name, self._chip(worker_id), limit, reset=True)
+
+    def unconfirmed_transfers(
+        self, name: str | None = None, *, worker_id: int | Iterable[int] | None = None
+    ) -> list[TransferHandle]:
+        """The transfers whose memory stays pinned since nobody certified that their access has ended."""
+        engine = self._ready("unconfirmed_transfers")
+        return engine.transfers.unconfirmed(name, None if worker_id is None else self._chip(worker_id))
 
     def malloc(self, nbytes: int, *, worker_id: int | Iterable[int] = 0) -> Buffer:
         """Allocate device memory of one chip, aligned to 256 bytes; undefined content.
@@ -245,7 +309,7 @@ class Worker(WorkerBase):
     ) -> Any:
         """Call ``fn(orch, args, config)`` in this thread and wait for the tasks it submits.
 
-        Tasks run one after another in submission order, across all children.
+        Tasks run side by side as far as what they read and write allows.
 
         Args:
             fn: The function; or a CallableHandle: one task on worker 0 with `args` (TaskArgs), whose result
@@ -258,10 +322,45 @@ class Worker(WorkerBase):
             What `fn` returned.
 
         Raises:
-            TaskError: a task failed; those after it did not run.
-            WorkerTimeoutError: the limit passed; tasks that have begun go on.
+            TaskError: a task failed; what needed its result did not run.
+            WorkerTimeoutError: the limit passed; tasks that have begun go on, no other begins.
+            Exception: `fn`'s own, once its tasks have ended or been cancelled.
         """
         return self._ready("run").run(fn, args, config, timeout_s)
+
+    def submit(
+        self, fn: Callable[..., Any] | CallableHandle, args: Any = None, config: RunConfig | None = None
+    ) -> RunHandle:
+        """Call ``fn(orch, args, config)`` in this thread and return without waiting for its tasks.
+
+        Several runs may be in flight at once, from one thread or many. Each waits for and fails on its own;
+        where they touch the same memory they go in the order of their submissions.
+
+        Args:
+            fn: As for `run`, which is ``submit(...).result()``.
+            args: Passed as it is.
+            config: Options of the run.
+
+        Raises:
+            Exception: `fn`'s own, once its tasks have ended or been cancelled.
+        """
+        return self._node("submit").submit(fn, args, config)
+
+    def capture(self, fn: Callable[..., Any], args: Mapping[str, Any] | None = None) -> CapturedGraph:
+        """Call ``fn(orch, args, None)`` once and record the tasks that it submits; nothing is run.
+
+        Args:
+            fn: As for `run`. Tasks that it returns, in lists, tuples or dicts too, give results of launches.
+            args: Names for what each launch may bind anew: Tensors, and bools, ints and floats, which come to
+                `fn` as placeholders that can be given to tasks. Other values are passed as they are.
+
+        Returns:
+            A graph to be launched as often as wanted.
+
+        Raises:
+            ValueError: two of the tensors overlap, or a task's tensor overlaps one and is not a part of it.
+        """
+        return self._node("capture").capture(fn, args)
 
 
 def _refused_op(op: object) -> Exception:

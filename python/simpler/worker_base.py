@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import sysconfig
+import sys
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
@@ -51,6 +51,9 @@ class WorkerBase:
         hbm_bytes: int = 1 << 30,
         heap_bytes: int = 1 << 30,
         spin_us: float = 50.0,
+        max_pending_tasks: int = 8192,
+        max_transfers: int = 256,
+        max_transfer_bytes: int | None = None,
         keep_fds: Sequence[int] = (),
         restart: None = None,
     ) -> None:
@@ -70,6 +73,9 @@ class WorkerBase:
             hbm_bytes: Device memory of each cpu chip.
             heap_bytes: Host memory shared by all processes of this worker.
             spin_us: How long a waiting process spins before it sleeps; 0 never spins.
+            max_pending_tasks: Tasks submitted and not ended, of all runs together; submission waits beyond.
+            max_transfers: Transfers submitted to one chip and not ended; submission waits beyond.
+            max_transfer_bytes: Bytes of their ranges together; None is `hbm_bytes`.
             keep_fds: Descriptors that children keep although they are sockets, pipes or the like.
             restart: None: a dead child stays dead until restart().
 
@@ -90,6 +96,9 @@ class WorkerBase:
             hbm_bytes=hbm_bytes,
             heap_bytes=heap_bytes,
             spin_us=spin_us,
+            max_pending_tasks=max_pending_tasks,
+            max_transfers=max_transfers,
+            max_transfer_bytes=max_transfer_bytes,
             keep_fds=keep_fds,
             restart=restart,
         )
@@ -142,7 +151,7 @@ class WorkerBase:
         engine: Node | LocalChip | None = None
         try:
             _core.require_platform()
-            if sysconfig.get_config_var("Py_GIL_DISABLED"):
+            if "t" in sys.abiflags:
                 raise RuntimeError(
                     "a free-threaded interpreter cannot fork safely with threads running: "
                     "use a build with the GIL"

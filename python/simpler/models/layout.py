@@ -24,6 +24,8 @@ FLOAT_BYTES = 4
 BLOCK_TOKENS = 16
 # Every tensor begins on a cache line, so that vector loads do not straddle two.
 _ALIGN_FLOATS = 16
+LAYER_PARTS = ("attn_norm", "qkv", "attn_output", "ffn_norm", "gate_up", "down")
+"""Tensors of a layer in their order in the buffer, which is that of ``LayerWeights``."""
 
 
 @dataclass(frozen=True)
@@ -106,22 +108,22 @@ class WeightLayout:
         Raises:
             ValueError: ``buffer`` is not flat contiguous float32 of at least ``nbytes``.
         """
-        _check_buffer(buffer, self.size, "weights")
-        view = {name: place.view(buffer) for name, place in self.places.items()}
         return Weights(
-            embedding=view["token_embd"],
-            layers=tuple(
-                LayerWeights(
-                    attention_norm=view[f"blk.{layer}.attn_norm"],
-                    qkv=view[f"blk.{layer}.qkv"],
-                    attention_output=view[f"blk.{layer}.attn_output"],
-                    feed_forward_norm=view[f"blk.{layer}.ffn_norm"],
-                    gate_up=view[f"blk.{layer}.gate_up"],
-                    down=view[f"blk.{layer}.down"],
-                )
-                for layer in range(self._layer_count)
-            ),
-            output_norm=view["output_norm"],
+            embedding=self.tensor(buffer, "token_embd"),
+            layers=tuple(self.layer(buffer, index) for index in range(self._layer_count)),
+            output_norm=self.tensor(buffer, "output_norm"),
+        )
+
+    def tensor(self, buffer: FloatArray, name: str) -> FloatArray:
+        """One tensor inside ``buffer``; arguments and errors as ``views``."""
+        _check_buffer(buffer, self.size, "weights")
+        return self.places[name].view(buffer)
+
+    def layer(self, buffer: FloatArray, index: int) -> LayerWeights:
+        """One layer inside ``buffer``, for callers that run layer by layer; as ``views``."""
+        _check_buffer(buffer, self.size, "weights")
+        return LayerWeights(
+            *(self.places[f"blk.{index}.{part}"].view(buffer) for part in LAYER_PARTS),
         )
 
 
@@ -161,7 +163,8 @@ class KVLayout:
         self._block_shape = (2, config.kv_heads, BLOCK_TOKENS, config.head)
         self.block_size = 2 * config.kv_heads * BLOCK_TOKENS * config.head
         self.block_bytes = self.block_size * FLOAT_BYTES
-        self.size = self.layers * self.blocks * self.block_size
+        self.layer_size = self.blocks * self.block_size
+        self.size = self.layers * self.layer_size
         self.nbytes = self.size * FLOAT_BYTES
 
     def view(self, buffer: FloatArray) -> FloatArray:
@@ -172,6 +175,11 @@ class KVLayout:
         """
         _check_buffer(buffer, self.size, "key-value cache")
         return buffer[: self.size].reshape(self.layers, self.blocks, *self._block_shape)
+
+    def view_layer(self, buffer: FloatArray) -> FloatArray:
+        """The cache of one layer, whose ``layer_size`` floats ``buffer`` is; else as ``view``."""
+        _check_buffer(buffer, self.layer_size, "key-value cache")
+        return buffer[: self.layer_size].reshape(self.blocks, *self._block_shape)
 
     def used_blocks(self, tokens: int) -> int:
         """Blocks of each layer that hold the first ``tokens`` tokens."""

@@ -69,25 +69,40 @@ class Llama:
         count = len(tokens)
         if not count or start < 0 or start + count > self.kv.capacity:
             raise ValueError(f"{count} tokens from position {start} do not fit a cache of {self.kv.capacity}")
-        ids = np.asarray(tokens, np.int64)
-        if ids.min() < 0 or ids.max() >= self.config.vocabulary:
-            raise ValueError(f"a token is not one of the {self.config.vocabulary}")
-        views = self.weights.views(weights)
         cache = self.kv.view(kv)
-        stream = np.ascontiguousarray(views.embedding[:, ids].T)
-        for layer, layer_weights in enumerate(views.layers):
-            stream += self._attend(stream, layer_weights, cache[layer], start)
-            stream += self._feed_forward(stream, layer_weights)
-        last = rms_norm(stream[-1], views.output_norm, self.config.norm_epsilon)
-        logits: FloatArray = last @ views.embedding
-        return logits
+        stream = self.embed(weights, tokens)
+        for index in range(self.config.layers):
+            layer = self.weights.layer(weights, index)
+            stream += self.attend(stream, layer, cache[index], start)
+            stream += self.feed_forward(stream, layer)
+        return self.logits(weights, stream[-1])
 
     def decode_step(self, weights: FloatArray, kv: FloatArray, token: int, position: int) -> FloatArray:
         """Run one token at ``position``; otherwise like ``prefill``."""
         return self.prefill(weights, kv, (token,), position)
 
-    def _attend(self, stream: FloatArray, weights: LayerWeights, cache: FloatArray, start: int) -> FloatArray:
-        """Attention of one layer; ``cache`` is its part of the key-value cache."""
+    def embed(self, weights: FloatArray, tokens: Sequence[int] | NDArray[np.int32]) -> FloatArray:
+        """The residual stream as it enters the first layer, ``[tokens, embedding]``.
+
+        Raises:
+            ValueError: an unknown token, or a buffer that does not fit the layout.
+        """
+        ids = np.asarray(tokens, np.int64)
+        if ids.min() < 0 or ids.max() >= self.config.vocabulary:
+            raise ValueError(f"a token is not one of the {self.config.vocabulary}")
+        return np.ascontiguousarray(self.weights.tensor(weights, "token_embd")[:, ids].T)
+
+    def attend(self, stream: FloatArray, weights: LayerWeights, cache: FloatArray, start: int) -> FloatArray:
+        """What the attention of one layer adds to the stream.
+
+        Where the model has a part of the heads, that part's share of it.
+
+        Args:
+            stream: ``[tokens, embedding]``.
+            weights: The layer's.
+            cache: Its part of the key-value cache, which gets these tokens.
+            start: Position of the first of them.
+        """
         config = self.config
         count = stream.shape[0]
         end = start + count
@@ -102,11 +117,25 @@ class Llama:
         output: FloatArray = attended @ weights.attention_output
         return output
 
-    def _feed_forward(self, stream: FloatArray, weights: LayerWeights) -> FloatArray:
+    def feed_forward(self, stream: FloatArray, weights: LayerWeights) -> FloatArray:
+        """What the feed-forward part of one layer adds to the stream, or a share of it as above."""
         normed = rms_norm(stream, weights.feed_forward_norm, self.config.norm_epsilon)
         gate, up = np.split(normed @ weights.gate_up, 2, axis=1)
         output: FloatArray = (silu(gate) * up) @ weights.down
         return output
+
+    def logits(self, weights: FloatArray, row: FloatArray, tokens: slice = slice(None)) -> FloatArray:
+        """Logits after the token whose ``row`` of the stream has left the last layer.
+
+        Args:
+            weights: Flat buffer in the layout ``self.weights``.
+            row: ``[embedding]``.
+            tokens: The part of the vocabulary to compute; all of it by default.
+        """
+        norm = self.weights.tensor(weights, "output_norm")
+        last = rms_norm(row, norm, self.config.norm_epsilon)
+        logits: FloatArray = last @ self.weights.tensor(weights, "token_embd")[:, tokens]
+        return logits
 
 
 def rms_norm(x: FloatArray, weight: FloatArray, epsilon: float) -> FloatArray:
