@@ -9,7 +9,9 @@ from benchmarks import report
 from benchmarks.broadcast import broadcast
 from benchmarks.control import control, extension
 from benchmarks.death import death
+from benchmarks.graph import graph
 from benchmarks.idle import idle
+from benchmarks.kv import kv
 from benchmarks.lifecycle import lifecycle
 from benchmarks.payload import payload
 from benchmarks.resources import resources
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 # Those that fork come before those that make this process large.
 FAMILIES: dict[str, Callable[[Effort], Iterator[Row]]] = {
     family.__name__: family
-    for family in (lifecycle, resources, death, control, extension, task, idle, broadcast, payload)
+    for family in (lifecycle, resources, death, control, extension, task, idle, broadcast, payload, graph, kv)
 }
 
 

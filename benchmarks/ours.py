@@ -71,9 +71,9 @@ def kernel(symbol: str) -> simpler.NativeKernel:
 
 
 @contextlib.contextmanager
-def tree(chips: int = 1) -> Iterator[Worker]:
+def tree(chips: int = 1, *, sub_workers: int = 0) -> Iterator[Worker]:
     """A node of `chips` cpu chips with the defaults of a Worker."""
-    with Worker(level=3, device_ids=range(chips)) as worker:
+    with Worker(level=3, device_ids=range(chips), num_sub_workers=sub_workers) as worker:
         yield worker
 
 
