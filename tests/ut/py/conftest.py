@@ -44,14 +44,14 @@ class _Stat(NamedTuple):
     group: int
 
 
-def _read_stat(entry: Path) -> _Stat | None:
+def _read_stat(pid: int | str) -> _Stat | None:
     try:
-        text = (entry / "stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
     # The name, between the outermost parentheses, may hold spaces and parentheses of its own.
-    fields = text[text.rindex(")") + 2 :].split()
-    return _Stat(Process(int(entry.name), int(fields[19])), fields[0], int(fields[1]), int(fields[2]))
+    fields = text[text.rindex(b")") + 2 :].split()
+    return _Stat(Process(int(pid), int(fields[19])), fields[0].decode(), int(fields[1]), int(fields[2]))
 
 
 def _is_kept(pid: int) -> bool:
@@ -64,7 +64,8 @@ def _is_kept(pid: int) -> bool:
 
 def related_processes() -> set[Process]:
     """The descendants of this process, and what was orphaned and still runs in its process group."""
-    stats = [stat for entry in Path("/proc").glob("[0-9]*") if (stat := _read_stat(entry)) is not None]
+    pids = [entry.name for entry in os.scandir("/proc") if entry.name.isdecimal()]
+    stats = [stat for pid in pids if (stat := _read_stat(pid)) is not None]
     own = os.getpid()
     family = {own}
     grown = True
@@ -73,19 +74,22 @@ def related_processes() -> set[Process]:
         family |= more
         grown = bool(more)
     # An orphan that has ended is for init to reap, which may take its time.
-    family |= {stat.process.pid for stat in stats if stat.group == os.getpgrp() and stat.state != "Z"}
+    group = os.getpgrp()
+    family |= {stat.process.pid for stat in stats if stat.group == group and stat.state != "Z"}
     family.remove(own)
     return {stat.process for stat in stats if stat.process.pid in family and not _is_kept(stat.process.pid)}
 
 
 def shared_memory_files() -> set[str]:
-    """The names in /dev/shm that belong to this user."""
-    names = set()
-    for entry in SHM.iterdir() if SHM.is_dir() else ():
-        with contextlib.suppress(OSError):
-            if entry.stat().st_uid == os.geteuid():
-                names.add(entry.name)
-    return names
+    """The names in /dev/shm, where other programs may have left thousands: none is looked at here."""
+    return {entry.name for entry in os.scandir(SHM)} if SHM.is_dir() else set()
+
+
+def _is_ours(name: str) -> bool:
+    try:
+        return (SHM / name).stat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _wait_gone(processes: set[Process], timeout_s: float) -> None:
@@ -105,7 +109,7 @@ def _wait_gone(processes: set[Process], timeout_s: float) -> None:
 
 
 def _describe(process: Process) -> str:
-    stat = _read_stat(Path(f"/proc/{process.pid}"))
+    stat = _read_stat(process.pid)
     try:
         command = (
             Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -131,7 +135,7 @@ def leftovers(processes: set[Process], files: set[str], settle_s: float = SETTLE
         new &= related_processes()
     report = [_describe(process) for process in sorted(new)]
     _end(new)
-    return report + [f"/dev/shm/{name}" for name in sorted(shared_memory_files() - files)]
+    return report + [f"/dev/shm/{name}" for name in sorted(shared_memory_files() - files) if _is_ours(name)]
 
 
 @pytest.fixture(autouse=True)

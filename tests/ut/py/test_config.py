@@ -101,7 +101,14 @@ def test_a_run_config_has_no_limits_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"deadline_s": 0}, {"deadline_s": math.nan}, {"priority": 1.5}, {"priority": True}, {"trace": 3}],
+    [
+        {"deadline_s": 0},
+        {"deadline_s": math.nan},
+        {"priority": 1.5},
+        {"priority": True},
+        {"priority": 1 << 15},
+        {"trace": 3},
+    ],
 )
 def test_a_run_config_that_cannot_work_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
@@ -109,10 +116,10 @@ def test_a_run_config_that_cannot_work_is_refused(options: dict[str, Any]) -> No
 
 
 def test_a_task_may_set_only_its_priority() -> None:
-    RunConfig(priority=3).check_task()
+    assert RunConfig(priority=3).task_priority() == 3
     for config in (RunConfig(deadline_s=1.0), RunConfig(trace="x")):
         with pytest.raises(ConfigError, match="priority"):
-            config.check_task()
+            config.task_priority()
 
 
 @pytest.mark.parametrize(("given", "used"), [(None, 30.0), (1, 1.0), (math.inf, math.inf), (1e-9, 1e-9)])

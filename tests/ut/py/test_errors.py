@@ -15,9 +15,12 @@ from simpler.errors import (
     ConfigError,
     MemoryRangeError,
     RemoteError,
+    RunCancelledError,
     SimplerError,
     StartupError,
     TaskError,
+    TransferError,
+    TransferUnconfirmedError,
     UnknownExtensionError,
     WorkerDiedError,
     WorkerError,
@@ -46,6 +49,9 @@ EVERY = [
     StartupError("init failed: no memory"),
     ChipControlError.make("kv", {(0,): b"ok"}, {(1,): REMOTE, (2,): DIED}, ((3,),)),
     ChipControlError.make("kv", {}, {(0,): LATE}),
+    RunCancelledError("2 of 3 tasks did not begin"),
+    TransferError("failed: no route", transfer_id=3, provider="copy", path=(1,)),
+    TransferUnconfirmedError("is unconfirmed: late", transfer_id=4, provider="copy", path=(0,)),
     TaskError(callable="matmul", path=(1,), cause=REMOTE, poisoned=2),
 ]
 

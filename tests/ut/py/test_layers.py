@@ -22,16 +22,25 @@ PYTHON_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"config", "dtypes", "errors", "failures", "ids", "lifecycle", "logs", "payloads"}),
     frozenset(
         {
+            "access",
             "buffers",
             "callables",
+            "columns",
             "holds",
+            "host_blocks",
             "host_heap",
             "kernels",
             "memory",
+            "memory_checks",
             "memory_wire",
+            "pins",
+            "ranges",
+            "states",
             "shared_map",
             "task_args",
+            "task_checks",
             "tensor",
+            "transfer_ranges",
             "uses",
         }
     ),
@@ -39,23 +48,34 @@ PYTHON_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"control"}),
     frozenset(
         {
-            "abandoned",
             "call_threads",
             "caller",
+            "capture",
             "child_main",
             "chip_log",
             "chip_service",
             "deliveries",
             "device_memory",
+            "domain",
             "extensions",
+            "function_runs",
             "gather",
             "local_caller",
             "local_chip",
             "node",
             "orchestrator",
+            "recording",
             "run",
+            "scratch",
             "status",
             "thread_limits",
+            "trace",
+            "transfer_flow",
+            "transfer_handle",
+            "transfer_records",
+            "transfer_service",
+            "transfer_wire",
+            "transfers",
             "worker",
             "worker_base",
         }
@@ -64,7 +84,7 @@ PYTHON_LAYERS: tuple[frozenset[str], ...] = (
 
 # Users of the runtime like any other: they may import what everybody may, the roots of the public packages.
 USERS = frozenset({"cli", "cluster", "executor", "kv", "models", "serve", "testing"})
-PUBLIC_PACKAGES = frozenset({"chips", "control", "models", "testing"})
+PUBLIC_PACKAGES = frozenset({"chips", "control", "kv", "models", "testing"})
 
 
 def cpp_layer(file: str) -> str:

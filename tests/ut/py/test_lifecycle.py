@@ -258,7 +258,7 @@ def test_a_worker_alive_at_interpreter_exit_is_closed(level: int, end: str) -> N
 def test_output_buffered_at_the_fork_is_written_once() -> None:
     script = (
         "import simpler, sys\nsys.stdout.write('before ')\n"
-        "simpler.register_chip_control_extension('say', lambda c, p, d: print('child', end=' '))\n"
+        "simpler.register_chip_control_extension('say', lambda c, p, d: print('child ', end=''))\n"
         "with simpler.Worker(device_ids=[0, 1], hbm_bytes=1 << 20, heap_bytes=1 << 20) as worker:\n"
         "    worker.run_chip_control_extension('say')\n"
         "print('after')\n"

@@ -97,6 +97,14 @@ def test_the_programs_of_the_documents_run(document: str, position: int, tmp_pat
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+def test_the_blocks_of_the_task_graph_are_one_program_that_runs(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "task-graph.md").read_text(encoding="utf-8")
+    program = tmp_path / "program.py"
+    program.write_text("\n".join(blocks(text, "python")), encoding="utf-8")
+    ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_the_kernel_of_the_documents_compiles() -> None:
     text = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
     assert simpler.compile_kernel(block(text, "c"), "scale").symbol == "scale"

@@ -1,8 +1,7 @@
-"""Runs: orchestration functions, tasks of Python and native kernels, failures, deadlines."""
+"""Runs: orchestration functions, tasks of Python and native kernels, what is refused."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -11,42 +10,30 @@ import numpy as np
 import pytest
 
 import simpler
+from run_parts import add_one, device_array, fail_now, host_copy, pid, small_worker, wait_for
 from simpler import Orchestrator, Tag, TaskArgs, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SMALL = 1 << 20
+
+@pytest.fixture
+def node() -> Iterator[Worker]:
+    with small_worker(device_ids=[0, 1], num_sub_workers=2) as worker:
+        yield worker
 
 
-def small_worker(**options: Any) -> Worker:
-    return Worker(level=3, **{"hbm_bytes": SMALL, "heap_bytes": SMALL, "control_timeout_s": 20.0} | options)
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    return path
 
 
 def scale(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], factor: float) -> float:
     np.multiply(x, factor, out=y)
     return float(y.sum())
-
-
-def fail(text: str = "no") -> None:
-    raise ValueError(text)
-
-
-def fail_now() -> None:
-    fail("kernel says no")
-
-
-def die() -> None:
-    os._exit(9)
-
-
-def pid() -> int:
-    return os.getpid()
-
-
-def add_one(x: np.ndarray[Any, Any]) -> None:
-    x += 1
 
 
 ADD_SOURCE = r"""
@@ -71,26 +58,8 @@ def kernels() -> dict[str, simpler.NativeKernel]:
     return {name: simpler.compile_kernel(ADD_SOURCE, name) for name in ("add", "fails", "nothing")}
 
 
-@pytest.fixture
-def node() -> Iterator[Worker]:
-    with small_worker(device_ids=[0, 1], num_sub_workers=2) as worker:
-        yield worker
-
-
-def device_array(worker: Worker, array: np.ndarray[Any, Any], worker_id: int = 0) -> simpler.Tensor:
-    buffer = worker.malloc(array.nbytes, worker_id=worker_id)
-    worker.copy_to(buffer, array)
-    return buffer.tensor(array.shape, array.dtype)
-
-
-def host_copy(worker: Worker, tensor: simpler.Tensor) -> np.ndarray[Any, Any]:
-    array = np.empty(tensor.shape, tensor.dtype.numpy)
-    worker.copy_from(array, tensor)
-    return array
-
-
 def test_the_function_runs_here_with_its_arguments_and_its_result_is_the_runs(node: Worker) -> None:
-    config = simpler.RunConfig(trace="t")
+    config = simpler.RunConfig(priority=3)
     args = object()
 
     def fn(orch: Orchestrator, given: object, given_config: object) -> tuple[object, ...]:
@@ -222,97 +191,6 @@ def test_more_tasks_than_the_ring_holds_can_be_submitted_before_any_is_waited_fo
     assert node.stats()[0].tasks == 1000
 
 
-def test_a_failed_task_poisons_all_later_ones_and_the_run_names_the_first_cause(node: Worker) -> None:
-    good, bad = node.register(pid), node.register(fail_now)
-    tasks: list[simpler.TaskHandle] = []
-
-    def fn(orch: Orchestrator, _args: object, _config: object) -> None:
-        tasks.append(orch.submit_next_level(good, worker=0))
-        tasks.append(orch.submit_next_level(bad, worker=0))
-        tasks.append(orch.submit_next_level(good, worker=0))
-        tasks.append(orch.submit_next_level(bad, worker=1))
-        tasks.append(orch.submit_sub(good))
-
-    with pytest.raises(simpler.TaskError, match="kernel says no") as caught:
-        node.run(fn)
-    error = caught.value
-    assert (error.callable, error.path, error.poisoned) == ("fail_now", (0,), 3)
-    assert isinstance(error.cause, simpler.RemoteError)
-    assert error.cause.type_name == "ValueError"
-    assert tasks[0].result() == node.status()[0].pid
-    for task in tasks[1:]:
-        with pytest.raises(simpler.TaskError, match="kernel says no") as later:
-            task.result()
-        assert (later.value.callable, later.value.path) == ("fail_now", (0,))
-    assert node.run(good) == node.status()[0].pid
-
-
-def test_an_exception_of_the_function_comes_out_unchanged_after_its_tasks(node: Worker) -> None:
-    handle = node.register(add_one)
-    x = device_array(node, np.zeros(4, np.int32))
-    error = KeyError("mine")
-
-    def fn(orch: Orchestrator, _args: object, _config: object) -> None:
-        orch.submit_next_level(handle, TaskArgs().add_tensor(x, Tag.INOUT), worker=0)
-        raise error
-
-    with pytest.raises(KeyError) as caught:
-        node.run(fn)
-    assert caught.value is error
-    assert host_copy(node, x).tolist() == [1, 1, 1, 1]
-
-
-def test_the_death_of_a_chip_fails_its_task_and_says_how(node: Worker) -> None:
-    deadly, good = node.register(die), node.register(pid)
-
-    def fn(orch: Orchestrator, _args: object, _config: object) -> None:
-        orch.submit_next_level(deadly, worker=0)
-        orch.submit_next_level(good, worker=0)
-        orch.submit_next_level(good, worker=1)
-
-    with pytest.raises(simpler.TaskError, match="9") as caught:
-        node.run(fn)
-    assert isinstance(caught.value.cause, simpler.WorkerDiedError)
-    assert (caught.value.callable, caught.value.path, caught.value.poisoned) == ("die", (0,), 2)
-    with pytest.raises(simpler.TaskError, match="9"):
-        node.run(good)
-    node.restart(0)
-    assert node.run(good) == node.status()[0].pid
-
-
-def wait_for(path: str) -> None:
-    with open(path, "rb") as fifo:  # noqa: PTH123 - a plain name
-        fifo.read()
-
-
-@pytest.fixture
-def fifo(tmp_path: Path) -> Path:
-    path = tmp_path / "fifo"
-    os.mkfifo(path)
-    return path
-
-
-@pytest.mark.parametrize("how", ["argument", "config"])
-def test_a_deadline_bounds_the_run_and_cancels_nothing_that_has_begun(fifo: Path, how: str) -> None:
-    name = str(fifo)
-    with small_worker() as worker:
-        slow, good = worker.register(lambda: wait_for(name)), worker.register(add_one)
-        x = device_array(worker, np.zeros(4, np.int32))
-
-        def fn(orch: Orchestrator, _args: object, _config: object) -> None:
-            orch.submit_next_level(slow, worker=0)
-            orch.submit_next_level(good, TaskArgs().add_tensor(x, Tag.INOUT), worker=0)
-
-        limit: dict[str, Any] = {"timeout_s": 0.2}
-        if how == "config":
-            limit = {"config": simpler.RunConfig(deadline_s=0.2)}
-        with pytest.raises(simpler.WorkerTimeoutError) as caught:
-            worker.run(fn, **limit)
-        assert caught.value.timeout_s == 0.2
-        fifo.open("wb").close()
-        assert host_copy(worker, x).tolist() == [1, 1, 1, 1]  # the copy waits for the task
-
-
 def test_the_result_of_a_task_can_be_polled(fifo: Path) -> None:
     name = str(fifo)
     with small_worker() as worker:
@@ -408,11 +286,19 @@ def test_what_cannot_be_submitted_is_refused(node: Worker) -> None:
         other.run(lambda orch, _a, _c: orch.submit_sub(other.register(pid)))
 
 
-def test_sub_workers_take_turns(node: Worker) -> None:
-    handle = node.register(pid)
-    pids = node.run(lambda orch, _a, _c: [orch.submit_sub(handle).result() for _ in range(4)])
-    assert len(set(pids)) == 2
-    assert pids[:2] == pids[2:]
+def test_a_sub_task_goes_to_a_sub_worker_that_is_idle(fifo: Path) -> None:
+    name = str(fifo)
+    with small_worker(num_sub_workers=2) as worker:
+        slow, quick = worker.register(lambda: wait_for(name)), worker.register(pid)
+
+        def fn(orch: Orchestrator, _args: object, _config: object) -> Any:
+            task = orch.submit_sub(slow)
+            pids = [orch.submit_sub(quick).result() for _ in range(3)]
+            fifo.open("wb").close()
+            task.result()
+            return task.worker_id, set(pids)
+
+        assert worker.run(fn) == (1, {worker.status()[2].pid})
 
 
 def test_results_that_only_cloudpickle_can_pickle_come_back(node: Worker) -> None:
@@ -420,21 +306,3 @@ def test_results_that_only_cloudpickle_can_pickle_come_back(node: Worker) -> Non
         return lambda value: value + 1
 
     assert node.run(node.register(make))(1) == 2
-
-
-def test_runs_of_several_threads_wait_and_fail_on_their_own(node: Worker) -> None:
-    good, bad = node.register(pid), node.register(fail_now)
-    done: list[simpler.CallableHandle] = []
-
-    def one(handle: simpler.CallableHandle) -> None:
-        for _ in range(20):
-            with contextlib.suppress(simpler.TaskError):
-                node.run(handle)
-                done.append(handle)
-
-    threads = [threading.Thread(target=one, args=(handle,)) for handle in (good, bad, good)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert done == [good] * 40

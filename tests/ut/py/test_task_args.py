@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import simpler
 from simpler import _core
 from simpler.errors import MemoryRangeError
 from simpler.memory import HOLD, READ, WRITE, HostHeap, MemoryRegistry
@@ -29,9 +30,14 @@ def make_buffer() -> Buffer:
     return make_registry().malloc(0, 4096)
 
 
-class Handle:
-    def result(self) -> None:
-        return None
+@pytest.fixture(scope="module")
+def handles() -> list[simpler.TaskHandle]:
+    with simpler.Worker(hbm_bytes=1 << 20, heap_bytes=1 << 20) as worker:
+        nothing = worker.register(dict)
+        tasks: list[simpler.TaskHandle] = worker.run(
+            lambda orch, _a, _c: [orch.submit(nothing, worker=0) for _ in range(2)]
+        )
+        return tasks
 
 
 def test_items_keep_the_order_added() -> None:
@@ -142,19 +148,19 @@ def test_a_freed_buffer_is_refused_when_added() -> None:
         TaskArgs().add_tensor(buffer, Tag.IN)
 
 
-def test_dependencies_are_kept() -> None:
-    first, second = Handle(), Handle()
-    assert TaskArgs().add_dep(first).add_dep(second).deps == (first, second)
+def test_dependencies_are_kept(handles: list[simpler.TaskHandle]) -> None:
+    first, second = handles
+    assert TaskArgs().add_dep(first).add_dep(second).deps == [first, second]
     with pytest.raises(TypeError, match="TaskHandle"):
         TaskArgs().add_dep(17)
 
 
-def test_a_snapshot_does_not_see_later_changes() -> None:
+def test_a_snapshot_does_not_see_later_changes(handles: list[simpler.TaskHandle]) -> None:
     args = TaskArgs().add_scalar(1)
     taken = args.snapshot()
-    args.add_scalar(2).add_tensor(make_buffer(), Tag.IN).add_dep(Handle())
+    args.add_scalar(2).add_tensor(make_buffer(), Tag.IN).add_dep(handles[0])
     assert taken.pack() == [1]
-    assert (len(taken.uses), taken.deps) == (0, ())
+    assert (len(taken.uses), taken.deps) == (0, [])
 
 
 def test_a_snapshot_of_nothing_stays_empty() -> None:

@@ -26,6 +26,11 @@ EXPECTED = {
         "the other chip: 0 bytes in use",
         "restarted: 64 bytes allocated",
     ],
+    "vector_add.py": ["4194304 elements on 2 chips, native kernel: ", "equal to numpy's sum: True"],
+    "wavefront.py": ["256 tiles on 2 chips: ", "equal to the plain computation: True"],
+    "cholesky.py": ["364 tasks on 2 chips: ", "equal to numpy's factor: True"],
+    "kv_connector.py": ["loaded: ('one',)", "equal to the computed blocks: True"],
+    "map_reduce.py": ["equal to the plain count: True"],
 }
 NEED_THE_MODEL = {"generate_text.py": ["The capital of France is Paris."]}
 

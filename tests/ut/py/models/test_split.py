@@ -98,7 +98,7 @@ def test_the_second_chip_has_the_first_ones_blocks_bit_for_bit(tiny: SplitModel)
     caches = []
     for chip in (PREFILL_CHIP, DECODE_CHIP):
         cache = np.empty(TINY.kv.size, np.float32)
-        tiny.worker.copy_from(cache, tiny.caches[chip])
+        tiny.worker.copy_from(cache, tiny.chips[chip].cache)
         caches.append(TINY.kv.view(cache)[:, :, :, :, : len(TINY_PROMPT) % BLOCK_TOKENS])
     used = TINY.kv.used_blocks(len(TINY_PROMPT))
     assert caches[0][:, :used].any()
@@ -114,15 +114,15 @@ def test_a_move_reports_each_block_it_copied(tiny: SplitModel) -> None:
 
 
 def test_prefill_runs_on_the_first_chip_and_decoding_on_the_second(tiny: SplitModel) -> None:
-    before = len(tiny.spans)
     tiny_split(tiny, 3)
-    spans = [(span.name, span.chip) for span in tiny.spans[before:]]
-    assert spans == [
-        ("prefill", PREFILL_CHIP),
-        ("move cache", DECODE_CHIP),
-        ("decode", DECODE_CHIP),
-        ("decode", DECODE_CHIP),
-    ]
+    spans = tiny.spans
+    launches = [span.name for span in spans if span.chip is None]
+    assert launches == ["prefill", "decode", "decode"]
+    read, moved = ["embed_prompt", "layers", "logits"], ["move cache"]
+    written = ["embed_token", "layers", "logits"] * 2
+    assert [span.name for span in spans if span.chip == PREFILL_CHIP] == read
+    assert [span.name for span in spans if span.chip == DECODE_CHIP] == moved + written
+    assert tiny.tasks_per_token == 3
 
 
 @pytest.mark.parametrize("prompt", [[], [1] * 61])

@@ -1,0 +1,1 @@
+"""The task graph against a naive model, over random programs."""

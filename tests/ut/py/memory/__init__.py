@@ -1,0 +1,1 @@
+"""The registry of memory in the parent, with chips that only count."""
