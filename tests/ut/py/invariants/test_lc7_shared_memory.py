@@ -207,7 +207,7 @@ def many() -> Iterator[list[simpler.Worker]]:
         worker.close()
 
 
-@pytest.mark.no_asan("the allocator of g++ 12's libasan keeps its locks over a fork: the child may wait for ever")
+@pytest.mark.no_asan("g++ 12's libasan keeps its allocator's locks over a fork: the child may hang")
 def test_workers_are_opened_and_closed_by_several_threads_at_once(many: list[simpler.Worker]) -> None:
     with extension("wait", wait_handler):
 
